@@ -1,0 +1,104 @@
+"""Training: scored groups in, an optimizer step and metrics out. This file holds the settings only (no torch).
+
+Example: `TrainingSettings(steps=20, prompts_per_step=8, lr=2e-4)` with group size 8 trains on 64 sequences a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from policyloop.types import settings
+
+
+@settings
+class SignalCheckSettings:
+    """Before the first update: sample `prompts` groups and stop when fewer than `min_share` of them have any signal."""
+
+    prompts: int = 32
+    min_share: float = 0.05
+
+
+@settings
+class HealthSettings:
+    """Guards that act.
+
+    max_bad_steps: non-finite updates in a row (each skipped, dumped, counted) before the last good checkpoint is restored and
+    the run stops. max_skipped_steps: steps without any trainable row in a row before the run stops.
+    grad_norm_warn, grad_norm_alarm: pre-clip gradient norm. entropy_low, entropy_high: band in nats per token.
+    kl_alarm: approx_kl/k3 between old and new policy, per update. zero_std_warn: share of groups without signal.
+    truncated_warn: share of completions cut off by the token limit. retained_zero_std_alarm: GFPO's retained sets without spread.
+    """
+
+    max_bad_steps: int = 5
+    max_skipped_steps: int = 10
+    grad_norm_warn: float = 1.0
+    grad_norm_alarm: float = 1.5
+    entropy_low: float = 0.05
+    entropy_high: float = 5.0
+    kl_alarm: float = 0.02
+    zero_std_warn: float = 0.8
+    truncated_warn: float = 0.5
+    retained_zero_std_alarm: float = 0.5
+
+
+@settings
+class ResourceSettings:
+    """gpus: how many the job asks for (None = all that are visible)."""
+
+    gpus: int | None = None
+
+
+@settings
+class DistSettings:
+    """master_port: the rendezvous (TCPStore) port of torch.distributed; NCCL opens further ports itself."""
+
+    master_port: int = 29500
+
+
+@settings
+class TrainingSettings:
+    """The update and the run.
+
+    steps / epochs: whichever ends first. prompts_per_step: prompts of one rollout. batch_size: sequences per optimizer step =
+    prompts_per_step × group_size / updates_per_rollout = per_device_train_batch_size × grad_accum × ranks; give any, the plan
+    derives the rest. micro_batch_tokens: tokens of one forward (halved for good when memory runs out).
+    lr: None = 3e-5 with LoRA, 1e-6 for full fine-tuning. lr_schedule over the planned updates after warmup_steps updates.
+    betas, eps, weight_decay: AdamW. max_grad_norm: clip, null = off.
+    precision: auto = bf16 where the chip does it fast, else fp16 with scaler on CUDA, else fp32; log-probs and losses always fp32.
+    save_steps: steps between checkpoints (the last step is always saved). keep_last, keep_best: retention.
+    async_save: write in the background (snapshot first, one in flight). second_destination: a folder that gets a copy of each.
+    save_grace_s: seconds within which a SIGTERM'd run has saved and left. seed: of data order and sampling.
+    threads: CPU threads (None = all cores); bit-for-bit resume needs the same number.
+    early_stop: evaluations without a new best before the run stops; null = never. device: auto, cpu, cuda.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    prompts_per_step: int | None = None
+    batch_size: int | None = None
+    per_device_train_batch_size: int | None = None
+    grad_accum: int | None = None
+    micro_batch_tokens: int = 4096
+    lr: float | None = None
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    device: str = "auto"
+    save_steps: int = 1000
+    keep_last: int = 2
+    keep_best: int = 1
+    async_save: bool = False
+    second_destination: str | None = None
+    save_grace_s: float = 30.0
+    seed: int = 0
+    threads: int | None = None
+    early_stop: int | None = None
+    signal_check: SignalCheckSettings | None = field(default_factory=SignalCheckSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    resources: ResourceSettings = field(default_factory=ResourceSettings)
+    dist: DistSettings = field(default_factory=DistSettings)
