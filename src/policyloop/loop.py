@@ -1,0 +1,61 @@
+"""The one training loop: next, update, publish, hooks. Sync and async, SFT and PPO, one process and a cluster differ in what they pass in.
+
+Example:
+    >>> train(source, trainer, Progress(steps=20, updates=20), name="run", hooks=[log, save])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from policyloop.engine import Weights
+from policyloop.rollout.source import Source
+from policyloop.types import Group, Progress
+
+
+class Learner(Protocol):
+    """What the loop needs of `training.Trainer`."""
+
+    updates: int
+
+    def update(self, groups: Sequence[Group], progress: Progress) -> dict[str, float]: ...
+
+    def weights(self, version: str) -> Weights: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One finished step, as hooks see it: `progress` counts it already, `metrics` may be added to by earlier hooks."""
+
+    progress: Progress
+    groups: list[Group]
+    metrics: dict[str, float]
+
+
+class Stop(Exception):
+    """A hook ends the run in good order: `reason` is one sentence, `info` goes into the event."""
+
+    def __init__(self, reason: str, **info: Any) -> None:
+        super().__init__(reason)
+        self.reason, self.info = reason, info
+
+
+Hook = Callable[[Step], None]
+
+
+def train(source: Source, learner: Learner, start: Progress, *, name: str, hooks: Sequence[Hook] = ()) -> Progress:
+    """Train from `start` to `start.steps`. Version `<name>#<n>` is what step n+1 samples from. Hooks run in order; `Stop` ends it."""
+    progress = start
+    while progress.step < progress.steps:
+        groups = source.next(progress)
+        metrics = learner.update(groups, progress)
+        progress = replace(progress, step=progress.step + 1, update=learner.updates)
+        source.publish(learner.weights(f"{name}#{progress.step}"))
+        done = Step(progress, groups, {"step": progress.step, **source.metrics, **metrics})
+        for hook in hooks:
+            hook(done)
+    return progress
+
+

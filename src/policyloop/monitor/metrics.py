@@ -1,0 +1,116 @@
+"""Every metric of a training run: name -> kind, unit, help. metrics.jsonl, docs, guards and dashboards read this one table.
+
+Key `a/b` in metrics.jsonl is `policyloop_train_a_b` for Prometheus. A `*` stands for a name from the config (a reward, a filter).
+
+Example:
+    >>> describe("grad_norm").unit
+    'norm'
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    kind: Literal["gauge", "counter"]
+    unit: str
+    help: str
+
+
+def _gauge(unit: str, help: str) -> Metric:
+    return Metric("gauge", unit, help)
+
+
+METRICS: dict[str, Metric] = {
+    "step": Metric("counter", "steps", "rollouts trained on so far"),
+    "epoch": _gauge("epochs", "epoch of the first prompt of this step"),
+    "policy_version_lag": _gauge("versions", "versions between the sampler and the weights that were updated"),
+    # rewards and groups
+    "reward/mean": _gauge("reward", "mean shaped reward of scored completions"),
+    "reward/std": _gauge("reward", "its standard deviation"),
+    "reward/min": _gauge("reward", "smallest"),
+    "reward/max": _gauge("reward", "largest"),
+    "reward/within_group_std": _gauge("reward", "mean over groups of the standard deviation inside the group"),
+    "reward/unscored": _gauge("completions", "completions no reward could score (never counted as 0)"),
+    "reward/part/*": _gauge("reward", "mean raw value of one reward"),
+    "reward/share/*": _gauge("ratio", "its weighted share of the variance of the reward"),
+    "reward/length_corr/*": _gauge("correlation", "its correlation with length"),
+    "reward/failed/*": _gauge("completions", "completions on which this reward failed"),
+    "reward/late/*": _gauge("completions", "completions on which this reward ran out of time"),
+    "metric/mean": _gauge("metric", "mean raw outcome before any shaping (accuracy of the sampled answers)"),
+    "groups/count": _gauge("groups", "prompts in this step"),
+    "groups/size_mean": _gauge("completions", "mean group size"),
+    "groups/signal_frac": _gauge("ratio", "share of groups whose rewards differ: only these teach a group-relative algorithm"),
+    "groups/zero_std_frac": _gauge("ratio", "share of groups whose rewards are all equal"),
+    "groups/all_correct_frac": _gauge("ratio", "share of groups with every answer right"),
+    "groups/all_wrong_frac": _gauge("ratio", "share of groups with every answer wrong"),
+    "groups/singleton_frac": _gauge("ratio", "share of groups left with fewer than two scored answers"),
+    # length and tokens
+    "length/mean": _gauge("tokens", "mean completion length"),
+    "length/p50": _gauge("tokens", "median completion length"),
+    "length/p95": _gauge("tokens", "95th percentile of completion length"),
+    "length/max": _gauge("tokens", "longest completion"),
+    "length/truncated_frac": _gauge("ratio", "share of completions cut off by max_new_tokens"),
+    "length/empty_frac": _gauge("ratio", "share of completions without a token"),
+    "length/correct": _gauge("tokens", "mean length of right answers"),
+    "length/wrong": _gauge("tokens", "mean length of wrong answers"),
+    "tokens/generated": _gauge("tokens", "tokens sampled in this step"),
+    "tokens/trained": _gauge("tokens", "tokens that went through the update"),
+    "tokens/ratio": _gauge("ratio", "trained / generated"),
+    "token_efficiency": _gauge("reward per 1000 tokens", "1000 x sum of rewards / sum of lengths"),
+    "correct_per_1k_tokens": _gauge("answers per 1000 tokens", "right answers per 1000 sampled tokens"),
+    # the update
+    "loss/*": _gauge("loss", "one term of the loss; the policy term is near 0 by construction and says nothing about learning"),
+    "ratio/mean": _gauge("ratio", "new / old probability"),
+    "ratio/min": _gauge("ratio", "smallest"),
+    "ratio/max": _gauge("ratio", "largest"),
+    "ratio/std": _gauge("ratio", "standard deviation"),
+    "logratio_abs_max": _gauge("nats", "largest |log ratio|"),
+    "clip/low": _gauge("ratio", "tokens clipped below (negative advantage)"),
+    "clip/high": _gauge("ratio", "tokens clipped above (positive advantage)"),
+    "clip/dual": _gauge("ratio", "tokens on the dual clip"),
+    "approx_kl/k1": _gauge("nats", "old - new log-probability, mean over tokens (can be negative)"),
+    "approx_kl/k3": _gauge("nats", "KL estimate between old and new policy, never negative"),
+    "kl_ref/*": _gauge("nats", "KL estimate against the reference"),
+    "entropy": _gauge("nats per token", "mean token entropy of the policy at the sampling temperature"),
+    "adv/mean": _gauge("advantage", "mean over tokens"),
+    "adv/std": _gauge("advantage", "standard deviation over tokens"),
+    "adv/min": _gauge("advantage", "smallest"),
+    "adv/max": _gauge("advantage", "largest"),
+    "adv/frac_zero": _gauge("ratio", "tokens without advantage"),
+    "gfpo/*": _gauge("filter", "what the filter kept: k, lengths and rewards of retained and rejected, retained_zero_std_frac"),
+    "is/*": _gauge("weight", "importance weights trainer / engine"),
+    "mismatch/*": _gauge("nats", "difference between trainer and engine log-probs of the same tokens"),
+    "sft/*": _gauge("sft", "supervised fine-tuning: loss, perplexity, token accuracy"),
+    "grad_norm": _gauge("norm", "gradient norm before clipping"),
+    "lr": _gauge("rate", "learning rate of the last update"),
+    "micro_batch_tokens": _gauge("tokens", "token budget of one forward (halved when memory ran out)"),
+    "update/ok": _gauge("updates", "optimizer steps taken in this step"),
+    "update/skipped": _gauge("updates", "optimizer steps without any trainable row"),
+    "update/nan": _gauge("updates", "optimizer steps refused because loss or gradient was not finite"),
+    # held-out
+    "eval/accuracy": _gauge("ratio", "held-out accuracy"),
+    "eval/accuracy_low": _gauge("ratio", "lower end of its 95 % interval"),
+    "eval/accuracy_high": _gauge("ratio", "upper end of its 95 % interval"),
+    "eval/*": _gauge("evaluation", "other figures of the held-out evaluation"),
+    # time: the only keys besides sys/* that differ between two equal runs
+    "time/*": _gauge("seconds", "wall time of a part of the step; `*_per_s` are rates"),
+    "sys/*": _gauge("system", "memory and threads of the process"),
+}
+
+
+def describe(key: str) -> Metric | None:
+    """The row of `key`, through a `*` row if need be; None = unknown, which a test forbids."""
+    if key in METRICS:
+        return METRICS[key]
+    rows = [name for name in METRICS if "*" in name and fnmatch.fnmatchcase(key, name)]
+    return METRICS[max(rows, key=len)] if rows else None
+
+
+def prometheus_name(key: str) -> str:
+    """`a/b` -> `policyloop_train_a_b`."""
+    return "policyloop_train_" + "".join(c if c.isalnum() else "_" for c in key)

@@ -1,0 +1,127 @@
+"""The rollout source: `next` samples and scores one step's groups, `publish` gives the engine the new weights.
+
+In: prompts, an engine, a scorer. Out: groups in prompt order, never by arrival. State: the cursor's position and the scorer's statistics.
+
+Example:
+    >>> source = RolloutSource(prompts, engine, renderer, scorer, params, per_step=8, seed=0)
+    >>> groups = source.next(Progress())   # 8 groups of params.n completions
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+from policyloop.engine import Engine, Request, Weights
+from policyloop.errors import Conflict
+from policyloop.rollout.cursor import Cursor, Draw
+from policyloop.types import Group, Progress, Prompt, SamplingParams
+
+
+class PromptRenderer(Protocol):
+    """What rollout needs of `models.template.Renderer`."""
+
+    def prompt_ids(self, prompt: Prompt, max_tokens: int | None = None) -> tuple[int, ...]: ...
+
+
+class GroupScorer(Protocol):
+    """What rollout needs of `rewards.scorer.Scorer`."""
+
+    def score(self, groups: Sequence[Group]) -> tuple[list[Group], dict[str, float]]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Source(Protocol):
+    """DESIGN §9 *Loop*: where a trainer's groups come from. `metrics` describes the last `next`."""
+
+    metrics: dict[str, float]
+
+    def next(self, progress: Progress) -> list[Group]: ...
+
+    def publish(self, weights: Weights) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RolloutSource:
+    """Prompts -> engine -> rewards, in lockstep. Tokenising the next step's prompts overlaps with the update."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        engine: Engine,
+        renderer: PromptRenderer,
+        scorer: GroupScorer,
+        params: SamplingParams,
+        *,
+        per_step: int,
+        seed: int,
+    ) -> None:
+        self.cursor = Cursor(prompts, seed, per_step)
+        self.engine, self.renderer, self.scorer, self.params, self.per_step = engine, renderer, scorer, params, per_step
+        self.metrics: dict[str, float] = {}
+        self._ids: dict[str, tuple[int, ...]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._ahead: Future[None] = self._pool.submit(self._tokenise, self.cursor.peek(per_step))
+
+    def next(self, progress: Progress) -> list[Group]:
+        """One step's groups, sampled at the published weights and scored."""
+        start = time.monotonic()
+        self._ahead.result()
+        draws = self.cursor.take(self.per_step)
+        self._tokenise(draws)
+        waited = time.monotonic()
+        groups = self.sample(draws, self.params)
+        sampled = time.monotonic()
+        scored, counters = self.scorer.score(groups)
+        done = time.monotonic()
+        self._ahead = self._pool.submit(self._tokenise, self.cursor.peek(self.per_step))
+        generated = sum(len(c.token_ids) for g in groups for c in g.completions)
+        self.metrics = {
+            **counters,
+            "tokens/generated": float(generated),
+            "time/data_wait_s": waited - start,
+            "time/rollout_s": sampled - waited,
+            "time/reward_s": done - sampled,
+            "time/rollout_tokens_per_s": generated / max(sampled - waited, 1e-9),
+        }
+        return scored
+
+    def sample(self, draws: Sequence[Draw], params: SamplingParams) -> list[Group]:
+        """Unscored groups of `params.n` completions, one per draw, in order."""
+        completions = self.engine.run([Request(d.uid, self._ids_of(d.prompt), params) for d in draws])
+        n = params.n
+        return [Group(d.uid, d.prompt, tuple(completions[i * n : (i + 1) * n])) for i, d in enumerate(draws)]
+
+    def publish(self, weights: Weights) -> None:
+        """Hand the weights over; only an echo of the same version and digest makes them visible."""
+        ack = self.engine.publish(weights)
+        if (ack.version, ack.digest) != (weights.version, weights.digest):
+            raise Conflict(f"the engine answered {ack.version} ({ack.digest[:12]}) to a publish of {weights.version}")
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self.cursor.position, "scorer": self.scorer.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.cursor.position = int(state["position"])
+        self.scorer.load(state["scorer"])
+        self._ahead = self._pool.submit(self._tokenise, self.cursor.peek(self.per_step))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _ids_of(self, prompt: Prompt) -> tuple[int, ...]:
+        if prompt.id not in self._ids:
+            self._ids[prompt.id] = self.renderer.prompt_ids(prompt)
+        return self._ids[prompt.id]
+
+    def _tokenise(self, draws: Sequence[Draw]) -> None:
+        for draw in draws:
+            self._ids_of(draw.prompt)

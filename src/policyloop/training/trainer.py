@@ -1,0 +1,286 @@
+"""The update: one step's scored groups in, optimizer steps and metrics out. No branch on an algorithm: the objective says what it needs.
+
+    groups -> mark -> Batch -> old, reference log-probs (only if needed) -> advantages -> per optimizer step: weights for the whole
+    step -> micro-batches by token budget -> backward -> finite check -> clip -> step
+
+Because weights are fixed before the split and micro-batches sum, neither the split nor an out-of-memory replay changes a gradient.
+
+Example:
+    >>> trainer = Trainer(policy, GRPO, TrainingSettings(lr=2e-4), temperature=0.8)
+    >>> trainer.update(groups, Progress(step=0, steps=20))["grad_norm"]
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from policyloop.algorithms.loss import Stat
+from policyloop.algorithms.objective import Objective
+from policyloop.engine import Weights
+from policyloop.errors import Problem
+from policyloop.models.pack import pack, split
+from policyloop.models.policy import PolicyModel, digest
+from policyloop.rollout.batch import Tokens, to_batch
+from policyloop.training import TrainingSettings
+from policyloop.types import Batch, Group, Outputs, Progress
+
+Stats = dict[str, Stat]
+
+
+@dataclass(slots=True)
+class Seen:
+    """The last step as the objective saw it: groups with their keep marks, and one advantage per row (its mean over tokens)."""
+
+    groups: list[Group]
+    advantages_N: list[float]
+
+
+class Trainer:
+    """Owns the optimizer and the order of one update; ranks and micro-batches sum (`all_sum` is the identity in one process)."""
+
+    def __init__(
+        self,
+        policy: PolicyModel,
+        objective: Objective,
+        settings: TrainingSettings,
+        *,
+        temperature: float = 1.0,
+        lr: float | None = None,
+        all_sum: Callable[[Tensor], Tensor] = lambda x: x,
+        on_bad: Callable[[Mapping[str, Any]], None] = lambda info: None,
+    ) -> None:
+        self.policy, self.objective, self.settings = policy, objective, settings
+        self.temperature, self.all_sum, self.on_bad = temperature, all_sum, on_bad
+        self.lr = lr if lr is not None else (settings.lr or 3e-5)
+        self.names = [name for name, _ in policy.trainable()]
+        self.parameters = [p for _, p in policy.trainable()]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=self.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
+        )
+        self.scaler = torch.amp.GradScaler(enabled=policy.precision == "fp16" and torch.cuda.is_available())
+        self.budget = settings.micro_batch_tokens
+        self.updates = self.bad_in_a_row = self.skipped_in_a_row = self.bad_total = 0
+        self.controllers: dict[str, Any] = {}
+        self.seen = Seen([], [])
+
+    # --- one step -----------------------------------------------------------------------------------------------------------
+
+    def update(self, groups: Sequence[Group], progress: Progress) -> dict[str, float]:
+        """Learn from one rollout. Returns flat metrics; the old weights stay where a step was not finite or had no signal."""
+        start = time.monotonic()
+        objective = self.objective.at(progress, {name: c.value for name, c in self.controllers.items()})
+        marked = objective.mark(groups)
+        batch, tokens = to_batch(marked)
+        batch = self._measure(objective, batch, tokens)
+        batch = objective.prepare(batch, self.all_sum)
+        assert batch.advantages_NT is None or not batch.advantages_NT.requires_grad
+        self.seen = Seen(marked, _row_means(batch))
+        stats: Stats = {}
+        outcome = {"update/ok": 0.0, "update/skipped": 0.0, "update/nan": 0.0}
+        norms = []
+        for index in minibatches(batch.group_N.tolist(), objective.updates_per_rollout, f"{self.settings.seed}/{progress.step}"):
+            kind, norm = self._step(objective, batch.rows(index), [tokens[i] for i in index], stats, progress)
+            outcome[f"update/{kind}"] += 1
+            norms.append(norm)
+        for controller in self.controllers.values():
+            controller.observe({name: stat.result() for name, stat in stats.items()})
+        return {
+            **{name: stat.result() for name, stat in sorted(stats.items())},
+            **outcome,
+            "grad_norm": max(norms, default=0.0),
+            "lr": self._lr(progress),
+            "micro_batch_tokens": float(self.budget),
+            "time/update_s": time.monotonic() - start,
+        }
+
+    def _measure(self, objective: Objective, batch: Batch, tokens: list[Tokens]) -> Batch:
+        """Old and reference log-probs, each only if something reads them."""
+        if objective.needs_old(objective.updates_per_rollout):
+            batch.old_logprobs_NT = self.logprobs(batch, tokens)
+        if objective.needs_reference:
+            with self.policy.reference():
+                batch.ref_logprobs_NT = self.logprobs(batch, tokens)
+        return batch
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, tokens: Sequence[Tokens]) -> Tensor:
+        """(N, T) float32 log-probs at the sampling temperature under the weights as they are, 0 outside the mask."""
+        out = torch.zeros(batch.mask_NT.shape, dtype=torch.float32)
+        for index in split([(t.group, t.prompt, t.completion) for t in tokens], self.budget):
+            outputs, width = self._forward(batch.rows(index), [tokens[i] for i in index], entropy=False)
+            out[index, :width] = outputs.logprobs_NT.float().cpu()
+        return out
+
+    def _step(
+        self, objective: Objective, batch: Batch, tokens: list[Tokens], stats: Stats, progress: Progress
+    ) -> tuple[str, float]:
+        """One optimizer step: `ok`, `skipped` (no row has any term) or `nan` (not finite: dumped, weights untouched)."""
+        batch = objective.weigh(batch, self.all_sum)
+        rows = objective.active(batch).nonzero()[:, 0].tolist()
+        if not rows:
+            self.skipped_in_a_row += 1
+            return "skipped", 0.0
+        self.skipped_in_a_row = 0
+        loss, fresh = self._accumulate(objective, batch, tokens, rows)
+        self.scaler.unscale_(self.optimizer)
+        limit = self.settings.max_grad_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf if limit is None else limit))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._refuse(loss, norm, tokens, rows, progress)
+            return "nan", norm if math.isfinite(norm) else float("nan")
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr(progress)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        self.bad_in_a_row = 0
+        for name, stat in fresh.items():
+            stats[name] = stats[name].merge(stat) if name in stats else stat
+        return "ok", norm
+
+    def _accumulate(self, objective: Objective, batch: Batch, tokens: list[Tokens], rows: list[int]) -> tuple[float, Stats]:
+        """Gradients of the whole optimizer step. Out of memory drops all of them, halves the budget and replays."""
+        while True:
+            self.optimizer.zero_grad(set_to_none=True)
+            try:
+                return self._backward(objective, batch, tokens, rows)
+            except (RuntimeError, MemoryError) as problem:
+                if not out_of_memory(problem):
+                    raise
+                self._halve(problem)
+
+    def _backward(self, objective: Objective, batch: Batch, tokens: list[Tokens], rows: list[int]) -> tuple[float, Stats]:
+        total, stats = 0.0, dict[str, Stat]()
+        inputs = [(tokens[i].group, tokens[i].prompt, tokens[i].completion) for i in rows]
+        for part in split(inputs, self.budget, whole_groups=objective.whole_groups):
+            index = [rows[i] for i in part]
+            micro = batch.rows(index)
+            outputs, width = self._forward(micro, [tokens[i] for i in index], entropy=True)
+            loss = objective(outputs, narrow(micro, width))
+            self.scaler.scale(loss.value).backward()
+            total += float(loss.value.detach())
+            for name, stat in loss.metrics.items():
+                stats[name] = stats[name].merge(stat) if name in stats else stat
+        return total, stats
+
+    def _forward(self, batch: Batch, tokens: Sequence[Tokens], *, entropy: bool) -> tuple[Outputs, int]:
+        """Log-probs of the given rows; the returned width is the longest of them, never the whole batch's padding."""
+        width = max((len(t.completion) for t in tokens), default=0)
+        packed = pack([(t.group, t.prompt, t.completion) for t in tokens], batch.mask_NT[:, :width])
+        return self.policy(packed, self.temperature, entropy=entropy), width
+
+    def _halve(self, problem: BaseException) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.budget <= 1:
+            raise Problem("memory does not even hold one row's forward", "shorter completions or a smaller model") from problem
+        self.budget //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _refuse(self, loss: float, norm: float, tokens: list[Tokens], rows: list[int], progress: Progress) -> None:
+        """Not finite: nothing of it reaches the weights; what led to it is dumped for whoever looks into it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.update()
+        self.bad_in_a_row += 1
+        self.bad_total += 1
+        dump = [{"prompt": list(tokens[i].prompt), "completion": list(tokens[i].completion)} for i in rows]
+        self.on_bad({"step": progress.step, "update": self.updates, "loss": loss, "grad_norm": norm, "rows": dump})
+
+    def _lr(self, progress: Progress) -> float:
+        return self.lr * lr_factor(self.settings, self.updates, progress.updates)
+
+    # --- weights and state --------------------------------------------------------------------------------------------------
+
+    def weights(self, version: str) -> Weights:
+        """The policy as it is now, for an engine to take over."""
+        kind, tensors, scaling, base = self.policy.weights_tensors()
+        return Weights(version=version, kind=kind, tensors=tensors, base_digest=base, digest=digest(tensors), scaling=scaling)
+
+    def files(self) -> dict[str, bytes]:
+        """Everything this trainer needs to go on bit for bit: policy, optimizer, counters, controllers, random state."""
+        state = {
+            "updates": self.updates,
+            "budget": self.budget,
+            "bad": [self.bad_in_a_row, self.bad_total, self.skipped_in_a_row],
+            "controllers": {name: c.state() for name, c in self.controllers.items()},
+            "scaler": self.scaler.state_dict(),
+            "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        }
+        moments = {
+            f"{key}/{name}": value
+            for name, p in zip(self.names, self.parameters, strict=True)
+            for key, value in self.optimizer.state.get(p, {}).items()
+        }
+        policy = {f"policy/{name}": data for name, data in self.policy.files().items()}
+        return {**policy, "optimizer/state.safetensors": save_tensors(moments), "trainer.json": json.dumps(state).encode()}
+
+    def load(self, files: Mapping[str, bytes]) -> None:
+        """The inverse of `files`."""
+        self.policy.load_files({n.removeprefix("policy/"): d for n, d in files.items() if n.startswith("policy/")})
+        by_name = dict(zip(self.names, self.parameters, strict=True))
+        self.optimizer.state.clear()
+        for key, value in load_tensors(files["optimizer/state.safetensors"]).items():
+            kind, name = key.split("/", 1)
+            self.optimizer.state[by_name[name]][kind] = value.to(by_name[name].device) if kind != "step" else value
+        state = json.loads(files["trainer.json"])
+        self.updates, self.budget = state["updates"], state["budget"]
+        self.bad_in_a_row, self.bad_total, self.skipped_in_a_row = state["bad"]
+        for name, controller in self.controllers.items():
+            controller.load(state["controllers"][name])
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["torch_rng"])), dtype=torch.uint8))
+
+
+def minibatches(group_N: Sequence[int], parts: int, seed: str) -> Iterator[list[int]]:
+    """Row indices of each optimizer step: whole groups, shuffled only where there is more than one step."""
+    groups = sorted(set(group_N))
+    if parts > 1:
+        random.Random(seed).shuffle(groups)
+    parts = min(parts, max(1, len(groups)))
+    for k in range(parts):
+        chosen = set(groups[k * len(groups) // parts : (k + 1) * len(groups) // parts])
+        yield [n for n, g in enumerate(group_N) if g in chosen]
+
+
+def lr_factor(settings: TrainingSettings, update: int, updates: int) -> float:
+    """Warm-up to 1 over `warmup_steps` updates, then the schedule down to 0 at the planned last update."""
+    warm = min(1.0, (update + 1) / (settings.warmup_steps + 1))
+    gone = max(0.0, update - settings.warmup_steps) / max(1, updates - settings.warmup_steps)
+    decay = {"constant": 1.0, "linear": 1.0 - gone, "cosine": 0.5 * (1 + math.cos(math.pi * min(1.0, gone)))}
+    return warm * max(0.0, decay[settings.lr_schedule])
+
+
+def narrow(batch: Batch, width: int) -> Batch:
+    """The first `width` token columns: what is beyond is padding for every row."""
+    cut = {
+        f: (x[:, :width] if isinstance(x := getattr(batch, f), Tensor) and x.dim() == 2 else x) for f in Batch.__dataclass_fields__
+    }
+    return Batch(**cut)
+
+
+def out_of_memory(problem: BaseException) -> bool:
+    """CUDA has a class for it; the CPU allocator only a sentence."""
+    return isinstance(problem, (torch.cuda.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(problem)
+
+
+def _row_means(batch: Batch) -> list[float]:
+    if batch.advantages_NT is None:
+        return [0.0] * len(batch)
+    sums = torch.where(batch.mask_NT, batch.advantages_NT, 0.0).sum(1)
+    return (sums / batch.mask_NT.sum(1).clamp_min(1)).tolist()
+
+

@@ -1,0 +1,44 @@
+"""The run folder: lines survive, half lines do not, a cut goes back to a step, two writers are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policyloop.errors import BadInput, Conflict
+from policyloop.training.folder import RunFolder
+
+
+def test_cut_goes_back_to_a_step(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "r", {"a": 1}, {"name": "r"})
+    for step in (1, 2, 3):
+        folder.metrics({"step": step, "reward/mean": step / 10})
+        folder.samples(step, [{"step": step}])
+        folder.event("save", step)
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')
+    folder.cut(2)
+    assert [row["step"] for row in folder.rows("metrics.jsonl")] == [1, 2]
+    assert [row["step"] for row in folder.rows("events.jsonl")] == [1, 2]
+    assert sorted(p.name for p in (folder.path / "samples").iterdir()) == ["00000001.jsonl", "00000002.jsonl"]
+
+
+def test_not_a_number_is_null(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "r", {}, {})
+    folder.metrics({"step": 1, "grad_norm": float("nan"), "ratio/max": float("inf")})
+    assert list(folder.rows("metrics.jsonl")) == [{"step": 1, "grad_norm": None, "ratio/max": None}]
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "r", {}, {}).unlock()
+    with pytest.raises(BadInput, match="already holds a run"):
+        RunFolder.create(tmp_path / "r", {}, {})
+
+
+def test_one_writer(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "r", {}, {})
+    with pytest.raises(Conflict, match="another process"):
+        RunFolder(tmp_path / "r").lock()
+    folder.unlock()
+    RunFolder(tmp_path / "r").lock()
