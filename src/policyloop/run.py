@@ -1,0 +1,378 @@
+"""A run from a recipe: assemble the parts, look before leaping, train, keep everything resumable.
+
+In: a `Recipe` (typed tree) and a folder. Out: a `Run` with its folder, the trained policy and what it can be asked.
+
+Example:
+    >>> run = start(load("recipes/tiny-grpo.yaml"), Path("runs/tiny"), resume="auto")
+    >>> run.evaluate().accuracy
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+import os
+import platform
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from policyloop import __version__
+from policyloop.config import to_tree
+from policyloop.engine import ENGINES, Engine, EngineSpec
+from policyloop.errors import BadInput, Interrupted, Problem
+from policyloop.evaluation.evaluate import Evaluation, evaluate
+from policyloop.hooks import (
+    Console,
+    Evaluate,
+    GivenUp,
+    Health,
+    Interruptible,
+    Metrics,
+    Samples,
+    Save,
+    Signals,
+    dump_bad,
+    restore,
+)
+from policyloop.loop import Hook, Stop, train
+from policyloop.models.catalogue import resolve
+from policyloop.models.policy import PolicyModel, load_policy
+from policyloop.models.template import Renderer, load_renderer
+from policyloop.monitor.trackers import open_trackers
+from policyloop.recipe import Plan, Recipe, plan
+from policyloop.rewards.scorer import Scorer
+from policyloop.rollout.cursor import Draw
+from policyloop.rollout.source import RolloutSource, Source
+from policyloop.tasks import Task, load_task
+from policyloop.training.checkpoint import Checkpoints
+from policyloop.training.folder import RunFolder
+from policyloop.training.sources import SupervisedSource
+from policyloop.training.trainer import Trainer
+from policyloop.types import Progress, SamplingParams
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Parts:
+    """Everything a run is made of, assembled and not yet started."""
+
+    recipe: Recipe
+    plan: Plan
+    policy: PolicyModel
+    renderer: Renderer
+    engine: Engine
+    task: Task
+    source: Source
+    trainer: Trainer
+
+
+@dataclass
+class Run:
+    """A finished (or resumed and finished) run."""
+
+    folder: Path
+    parts: Parts
+    progress: Progress
+
+    def evaluate(self, prompts: int | None = None, max_new_tokens: int | None = None) -> Evaluation:
+        """The trained policy on held-out prompts, decoded as `evaluation` says."""
+        return measure(self.parts, f"{self.folder.name}#{self.progress.step}", prompts, max_new_tokens)
+
+    @property
+    def policy_path(self) -> Path:
+        """The newest checkpoint's policy folder: a MODEL for every other verb."""
+        newest = Checkpoints(self.folder / "checkpoints").latest()
+        assert newest is not None
+        return newest.path / "policy"
+
+
+def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> Parts:
+    """Load model, data, rewards and engine. Cheap checks (data, rewards, sizes) come before the model."""
+    settings = recipe.training
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    task = task or load_task(recipe.data, settings.seed)
+    prompts = task.train()
+    planned = plan(recipe, len(prompts))
+    path = resolve(recipe.model.base_model_path)
+    scorer = Scorer.from_settings(recipe.rewards, task=task, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
+    renderer = load_renderer(path, recipe.model.template)
+    policy = load_policy(recipe.model, settings.precision, settings.device, settings.seed)
+    say(f"model {recipe.model.base_model_path}: {policy.trainable_count():,} of {policy.parameter_count():,} parameters train")
+    spec = EngineSpec(
+        str(path), f"{name}#0", engine_dtype(recipe, policy), policy.device_name, dict(recipe.rollout.engine_options)
+    )
+    engine = ENGINES[recipe.rollout.engine](spec)
+    trainer = Trainer(
+        policy, recipe.rl_strategy, settings, temperature=recipe.rollout.temperature or 1.0, lr=planned.lr
+    )
+    source: Source
+    if recipe.rl_strategy.supervised:
+        source = SupervisedSource(prompts, renderer, per_step=planned.prompts_per_step, seed=settings.seed)
+    else:
+        source = RolloutSource(
+            prompts, engine, renderer, scorer, sampling(recipe), per_step=planned.prompts_per_step, seed=settings.seed
+        )
+    return Parts(recipe, planned, policy, renderer, engine, task, source, trainer)
+
+
+def engine_dtype(recipe: Recipe, policy: PolicyModel) -> str:
+    """`auto` follows the trainer: the engine's numbers should be the trainer's."""
+    chosen = recipe.rollout.dtype
+    return {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[policy.precision] if chosen == "auto" else chosen
+
+
+def sampling(recipe: Recipe) -> SamplingParams:
+    """How this run samples for training."""
+    r = recipe.rollout
+    return SamplingParams(
+        max_new_tokens=r.max_new_tokens,
+        temperature=r.temperature,
+        top_p=r.top_p,
+        top_k=r.top_k,
+        min_p=r.min_p,
+        stop=r.stop,
+        seed=recipe.training.seed,
+        n=recipe.rl_strategy.group_size,
+    )
+
+
+def measure(parts: Parts, version: str, prompts: int | None = None, max_new_tokens: int | None = None) -> Evaluation:
+    """Held-out evaluation with the engine as it is now published."""
+    s = parts.recipe.evaluation
+    chosen = list(parts.task.held_out(s.seed))[: prompts or s.prompts]
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens or s.max_new_tokens or parts.recipe.rollout.max_new_tokens,
+        temperature=s.temperature,
+        stop=parts.recipe.rollout.stop,
+        seed=s.seed,
+        n=s.samples,
+    )
+    return evaluate(parts.engine, parts.renderer, parts.task, chosen, params, version=version)
+
+
+def start(
+    recipe: Recipe, path: Path, *, resume: str = "never", force: bool = False, say: Say = print, task: Task | None = None
+) -> Run:
+    """Train from a recipe into `path`. Errors: BadInput, Problem (a guard ended the run), Interrupted (a checkpoint was saved)."""
+    folder, resuming = open_folder(recipe, path, resume, say)
+    try:
+        with Signals().listen() as signals:
+            return _start(recipe, folder, resuming, force, say, task, signals)
+    finally:
+        folder.unlock()
+
+
+def _start(
+    recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: Say, task: Task | None, signals: Signals
+) -> Run:
+    parts = assemble(recipe, folder.path.name, say, task)
+    for line in parts.plan.lines():
+        say(line)
+    parts.trainer.on_bad = dump_bad(folder)
+    s = recipe.training
+    checkpoints = Checkpoints(
+        folder.path / "checkpoints",
+        keep_last=s.keep_last,
+        keep_best=s.keep_best,
+        higher_is_better=recipe.evaluation.better == "higher",
+        second=None if s.second_destination is None else Path(s.second_destination),
+        asynchronous=s.async_save,
+        on_event=lambda kind, info: folder.event(kind, 0, **info),
+    )
+    source = Interruptible(parts.source, signals)
+    judge = evaluation_hook(parts, folder)
+    save = Save(checkpoints, parts.trainer, source, judge, folder, s.save_steps, signals)
+    progress = Progress(steps=parts.plan.steps, updates=parts.plan.updates)
+    try:
+        if resuming:
+            progress = resume_from(checkpoints, parts, source, judge, folder, progress, say)
+        if progress.step == 0:
+            before_the_first_step(parts, judge, folder, force, say)
+        hooks = hooks_of(parts, folder, checkpoints, judge, save, say)
+        progress = train(source, parts.trainer, progress, name=folder.path.name, hooks=hooks)
+    except GivenUp as stopped:
+        raise leave(save, source, stopped) from None
+    except Stop as stopped:
+        checkpoints.wait()
+        folder.event("stop", parts.trainer.updates, reason=stopped.reason, **stopped.info)
+        if stopped.info.get("failed"):
+            raise Problem(stopped.reason, stopped.info.get("advice", "")) from None
+        say(f"stopped early: {stopped.reason}")
+    checkpoints.wait()
+    parts.renderer.save(folder.path / "renderer")
+    return Run(folder.path, parts, progress)
+
+
+def open_folder(recipe: Recipe, path: Path, resume: str, say: Say) -> tuple[RunFolder, bool]:
+    """A fresh run folder, or the one that is there, its config checked against the new one."""
+    if resume not in ("auto", "never"):
+        raise BadInput(f"--resume {resume}", "auto or never", "--resume")
+    if resume == "never" or not (path / "manifest.json").exists():
+        free = shutil.disk_usage(path.parent if path.parent.exists() else Path.cwd()).free
+        if free < 200_000_000:
+            say(f"warning: only {free:,} bytes are free where the run is written")
+        return RunFolder.create(path, to_tree(recipe), manifest(recipe, path.name)), False
+    folder = RunFolder(path)
+    folder.lock()
+    changes = config_changes(folder.manifest()["config"], json.loads(json.dumps(to_tree(recipe), default=str)))
+    fixed = [c for c in changes if not c.startswith(MAY_CHANGE)]
+    if fixed:
+        folder.unlock()
+        raise BadInput(
+            f"the config of {path} cannot change in {', '.join(fixed)} on resume",
+            "only " + ", ".join(p.rstrip(".") for p in MAY_CHANGE),
+            "the config, or take a fresh --run folder",
+        )
+    if changes:
+        for line in changes.values():
+            say(f"config changed: {line}")
+        folder.write_config(to_tree(recipe))
+        folder.event("note", 0, text="resumed with a changed config", changes=changes)
+    return folder, True
+
+
+MAY_CHANGE = (
+    "training.steps",
+    "training.epochs",
+    "training.lr",
+    "training.save_steps",
+    "training.keep_last",
+    "training.keep_best",
+    "training.health.",
+    "training.early_stop",
+    "training.async_save",
+    "training.second_destination",
+    "training.save_grace_s",
+    "training.micro_batch_tokens",
+    "training.max_grad_norm",
+    "evaluation.",
+    "monitor.",
+    "rewards.",
+    "rl_strategy.",
+    "rollout.samples",
+    "rollout.explain_every",
+    "rollout.max_new_tokens",
+    "rollout.temperature",
+)
+
+
+def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> dict[str, str]:
+    """Dotted key -> `key: old -> new` for everything that differs."""
+    found: dict[str, str] = {}
+    for key in sorted({*old, *new}):
+        a, b, name = old.get(key), new.get(key), f"{where}{key}"
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found |= config_changes(a, b, f"{name}.")
+        elif a != b:
+            found[name] = f"{name}: {a} -> {b}"
+    return found
+
+
+def manifest(recipe: Recipe, name: str) -> dict[str, Any]:
+    """What this run is: its config, its code and the machine it runs on."""
+    config = to_tree(recipe)
+    text = json.dumps(config, sort_keys=True, default=str)
+    return {
+        "schema": 1,
+        "name": name,
+        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "config": json.loads(text),
+        "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "seed": recipe.training.seed,
+        "code": {"policyloop": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+    }
+
+
+def evaluation_hook(parts: Parts, folder: RunFolder) -> Evaluate:
+    """The held-out evaluation of this recipe (every = 0: none)."""
+    s = parts.recipe.evaluation
+
+    def found(version: str) -> dict[str, float]:
+        return measure(parts, version).metrics()
+
+    return Evaluate(
+        found, folder, s.every, s.metric, s.better == "higher", parts.recipe.training.early_stop, folder.path.name
+    )
+
+
+def hooks_of(
+    parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: Evaluate, save: Save, say: Say
+) -> Sequence[Hook]:
+    """The order matters: evaluation before the metrics line, the line before the checkpoint that claims it, stops last."""
+    recipe = parts.recipe
+    log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, to_tree(recipe))
+    samples = Samples(folder, parts.trainer, parts.renderer, recipe.rollout.samples, recipe.rollout.explain_every)
+    health = Health(folder, recipe.training.health, parts.trainer, checkpoints, say)
+    return [judge, samples, Metrics(folder, log), Console(say), health, save, judge.check]
+
+
+def resume_from(
+    checkpoints: Checkpoints, parts: Parts, source: Source, judge: Evaluate, folder: RunFolder, planned: Progress, say: Say
+) -> Progress:
+    """Back to the newest whole checkpoint; metrics and samples are cut back to its step."""
+    newest = checkpoints.latest()
+    folder.cut(-1 if newest is None else newest.step)
+    if newest is None:
+        say("no whole checkpoint: starting from step 0")
+        return planned
+    saved, state = restore(newest, parts.trainer, source, judge)
+    if state["threads"] != torch.get_num_threads():
+        say(f"warning: saved with {state['threads']} threads, now {torch.get_num_threads()}: not bit for bit the same")
+    progress = dataclasses.replace(saved, steps=planned.steps, updates=planned.updates)
+    parts.source.publish(parts.trainer.weights(f"{folder.path.name}#{progress.step}"))
+    folder.event("resume", progress.step, checkpoint=newest.path.name)
+    say(f"resumed at step {progress.step} of {progress.steps}")
+    return progress
+
+
+def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, force: bool, say: Say) -> None:
+    """The untouched model, held out; then whether the training prompts give any signal at all."""
+    parts.source.publish(parts.trainer.weights(f"{folder.path.name}#0"))
+    if judge.every:
+        result = measure(parts, f"{folder.path.name}#0")
+        found = result.metrics()
+        limit = parts.recipe.evaluation.max_new_tokens or parts.recipe.rollout.max_new_tokens
+        folder.event("baseline", 0, limit_tokens=limit, **{k.removeprefix("eval/"): v for k, v in found.items()})
+        judge.best = found.get(f"eval/{judge.metric}")
+        say(f"untouched model, held out: {result.sentence()}")
+    check = parts.recipe.training.signal_check
+    if check is None or not isinstance(parts.source, RolloutSource):
+        return
+    n = min(check.prompts, len(parts.source.cursor.prompts))
+    draws = [Draw(f"signal/{d.uid}", d.prompt, d.epoch) for d in parts.source.cursor.peek(n)]
+    groups, _ = parts.source.scorer.score(parts.source.sample(draws, parts.source.params))
+    values = [[s.value for s in g.scores if s.value is not None] for g in groups]
+    metrics = [[s.metric for s in g.scores if s.metric is not None] for g in groups]
+    signal = statistics.fmean(len(v) > 1 and max(v) - min(v) > 1e-8 for v in values)
+    one = statistics.fmean(m > 0 for ms in metrics for m in ms) if any(metrics) else float("nan")
+    some = statistics.fmean(any(m > 0 for m in ms) for ms in metrics)
+    size = parts.source.params.n
+    folder.event("signal_check", 0, prompts=n, pass_at_1=one, pass_at_g=some, signal_frac=signal)
+    say(f"before training, {n} prompts x {size}: pass@1 {one:.3f}, pass@{size} {some:.3f}, groups with signal {signal:.0%}")
+    if signal < check.min_share and not force:
+        raise BadInput(
+            f"only {signal:.0%} of {n} groups have any signal, so there is nothing to learn from",
+            f"at least {check.min_share:.0%}; try easier prompts, a reward with partial credit, rollout.temperature 1.0, a larger "
+            "rl_strategy.group_size or rollout.max_new_tokens",
+            "the recipe, or --force to train anyway",
+        )
+
+
+def leave(save: Save, source: Interruptible, stopped: GivenUp) -> Interrupted:
+    """A signal: save where the run stands (the state before a given-up sampling) and say how to go on."""
+    if source.progress is not None and save.signals.in_sampling_when_received:
+        save.write(source.progress, source.before)
+    save.checkpoints.wait()
+    return Interrupted(f"{stopped} received: a checkpoint is saved", "the same command with --resume auto", "")
