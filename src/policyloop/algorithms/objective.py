@@ -1,0 +1,75 @@
+"""The seam every algorithm satisfies; the trainer knows nothing else of it.
+
+    at -> mark -> (old, reference log-probs if needed) -> prepare -> per optimizer step: weigh -> active -> __call__ per micro-batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from policyloop.algorithms.loss import Loss, Metrics
+from policyloop.types import Batch, Group, Outputs, Progress
+
+AllSum = Callable[[Tensor], Tensor]
+
+
+def alone(x: Tensor) -> Tensor:
+    """The sum over ranks when there is one."""
+    return x
+
+
+class Objective(Protocol):
+    """A value made of parts. Every method is pure."""
+
+    @property
+    def group_size(self) -> int: ...
+
+    @property
+    def updates_per_rollout(self) -> int: ...
+
+    @property
+    def supervised(self) -> bool:
+        """Imitates given text: nothing is sampled for it."""
+        ...
+
+    @property
+    def whole_groups(self) -> bool:
+        """Rows of a group must meet in one micro-batch (pairs)."""
+        ...
+
+    @property
+    def needs_reference(self) -> bool: ...
+
+    @property
+    def needs_critic(self) -> bool: ...
+
+    def needs_old(self, updates: int) -> bool: ...
+
+    def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> Objective:  # noqa: B006
+        """Schedules and controllers as plain numbers."""
+        ...
+
+    def mark(self, groups: Sequence[Group]) -> list[Group]:
+        """The filter's `keep` marks; nothing is dropped."""
+        ...
+
+    def prepare(self, batch: Batch, all_sum: AllSum = alone) -> Batch:
+        """Advantages (and returns) of the whole rollout."""
+        ...
+
+    def weigh(self, batch: Batch, all_sum: AllSum = alone) -> Batch:
+        """counted_NT and weight_NT of one optimizer step, before it is split."""
+        ...
+
+    def active(self, batch: Batch) -> Tensor:
+        """(N,) bool: rows on which any term is not 0."""
+        ...
+
+    def __call__(self, outputs: Outputs, batch: Batch) -> Loss: ...
+
+    def describe(self, batch: Batch) -> Metrics:
+        """Figures of the whole rollout that the loss does not see."""
+        ...
