@@ -1,0 +1,39 @@
+"""Models: any Hugging Face causal LM by folder, catalogue name or hub id; its template, its adapter, its log-probs.
+
+This file holds the settings and imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from policyloop.types import settings
+
+
+@settings
+class LoraSettings:
+    """r, alpha: rank and scale (W + alpha/r · B A). target_modules: names, or `all-linear`. dropout: supervised training only, RL
+    forwards run without."""
+
+    r: int = 16
+    alpha: int = 32
+    target_modules: tuple[str, ...] | Literal["all-linear"] = ("q_proj", "v_proj")
+    dropout: float = 0.0
+
+
+@settings
+class ModelSettings:
+    """base_model_path: a folder, a catalogue name (`smollm2-135m-instruct`, `tiny`) or a hub id.
+
+    reference_model_freeze: true keeps the KL anchor as it was at the start; false copies the policy into it every
+    `reference_sync_steps` steps. lora: null = full fine-tuning. gradient_checkpointing: auto = only when memory asks.
+    template: null = the model's own chat template, `plain` = text as it is (base models).
+    """
+
+    base_model_path: str
+    reference_model_freeze: bool = True
+    reference_sync_steps: int | None = None
+    lora: LoraSettings | None = field(default_factory=LoraSettings)
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    template: str | None = None
