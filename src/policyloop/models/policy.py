@@ -285,7 +285,10 @@ def choose_precision(asked: str, device: str) -> Precision:
 
 def packs_rows(config: Any) -> bool:
     """Whether every layer is full or sliding attention, so that completions can share their prompt's row."""
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ["full_attention"])
+    text = config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None) is not None:  # SDPA has no soft cap on scores
+        return False
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     return kinds <= {"full_attention", "sliding_attention"} and config.model_type not in ("gpt2", "mamba", "mamba2", "rwkv")
 
 
