@@ -1,0 +1,74 @@
+"""Right or wrong: one completion against one gold. Correct = the right answer (and stopped by itself, where that is asked for).
+
+Example:
+    >>> words_match("The capital is easy.\\nThe answer is **Paris**.", "paris")
+    True
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from policyloop.tasks.overlap import normalise
+from policyloop.types import Completion, Prompt
+
+_SLOTS = (
+    re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE),
+    re.compile(r"\\boxed\{([^{}]*)\}"),
+    re.compile(r"^#{4}[ \t]*(\S[^\n]*)", re.MULTILINE),
+    re.compile(r"\b(?:answer(?:[ \t]+is)?[ \t]*:|answer[ \t]+is)[ \t]*(\S[^\n]*)", re.IGNORECASE),
+)
+LONGEST = 20_000  # characters from the end that are looked at; bounds the time on hostile text
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a task judges. `needs_stop`: an answer cut off by the token limit is wrong even if it reads right."""
+
+    grader: Literal["math", "text"]
+    needs_stop: bool = False
+
+    def __call__(self, prompt: Prompt, completion: Completion) -> bool | None:
+        right = None if prompt.target is None else self.matches(completion.text, prompt.target)
+        return right and (completion.finish_reason == "stop" or not self.needs_stop)
+
+    def matches(self, text: str, gold: str) -> bool | None:
+        """None: the gold cannot be judged."""
+        if self.grader == "text":
+            return words_match(text, gold)
+        from policyloop.rewards.math import grade
+
+        return grade(text, gold)
+
+
+def final_answer(text: str) -> str:
+    """What a text puts forward as its answer: the last of `<answer>`, `\\boxed{}`, `####`, `answer is`, else the last line.
+
+    Only the part after the reasoning block counts; one that is never closed means no answer.
+    """
+    text = text.rpartition("</think>")[2][-LONGEST:]
+    if "<think>" in text:
+        return ""
+    found = [(m.start(), m[1]) for slot in _SLOTS for m in slot.finditer(text)]
+    lines = [line for line in text.splitlines() if line.strip()]
+    return (max(found)[1] if found else lines[-1] if lines else "").strip()
+
+
+def words_match(text: str, gold: str) -> bool | None:
+    """Equal words: case, width, blanks, Markdown and punctuation at the ends do not count. None for an empty gold."""
+    expected = _bare(gold)
+    return _bare(final_answer(text)) == expected if expected else None
+
+
+def _bare(text: str) -> str:
+    return normalise(text).strip("*_`'\"“”‘’.,;:!?()[]。，！？")
+
+
+def readable(golds: Iterable[str | None]) -> list[bool]:
+    """Which golds the mathematical grader can judge (a gold graded against itself)."""
+    from policyloop.rewards.math import grade
+
+    return [gold is not None and grade(gold, gold) is not None for gold in golds]
