@@ -105,7 +105,7 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     prompts = task.train()
     planned = plan(recipe, len(prompts))
     path = resolve(recipe.model.base_model_path)
-    scorer = Scorer.from_settings(recipe.rewards, task=task, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
+    scorer = Scorer.from_settings(recipe.rewards, grade=task.grade, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
     renderer = load_renderer(path, recipe.model.template)
     policy = load_policy(recipe.model, settings.precision, settings.device, settings.seed)
     say(f"model {recipe.model.base_model_path}: {policy.trainable_count():,} of {policy.parameter_count():,} parameters train")
