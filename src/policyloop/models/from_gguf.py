@@ -1,9 +1,10 @@
-"""A Llama-family GGUF file to an ordinary Hugging Face folder: weights dequantised to bfloat16, tokenizer, chat template, stop ids.
+"""A Llama GGUF file to an ordinary Hugging Face folder: weights dequantised to bfloat16, tokenizer, chat template, stop ids.
 
-GGUF stores the rows of q and k with the two halves of each rotary pair interleaved; they are put back here. Only architecture `llama`
-with a byte-level BPE vocabulary is read: what the catalogue holds. (transformers reads GGUF as well, but parses the file three times.)
+GGUF stores the rows of q and k with the two halves of each rotary pair interleaved; they are put back here. Only architecture
+`llama` with a byte-level BPE vocabulary is read: what the catalogue holds. (transformers reads GGUF as well, in three passes that
+take three times as long, and leaves out the cut between digits.)
 
-Example: `convert(Path("SmolLM2-135M-Instruct.Q4_1.gguf"), Path("out"))` -> out/{config.json, model.safetensors, tokenizer.json, ...}
+Example: `convert(Path("SmolLM2-135M-Instruct.Q4_1.gguf"), Path("out"))` -> out/{config.json, model.safetensors, tokenizer.json}
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def _tokenizer(meta: dict[str, Any]) -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     inner.pre_tokenizer = pre_tokenizers.Sequence(list(CUTS[meta["tokenizer.ggml.pre"]]))
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, kinds, strict=True) if k == CONTROL])
+    inner.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, kinds, strict=True) if k == CONTROL]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
         bos_token=tokens[meta["tokenizer.ggml.bos_token_id"]],
