@@ -277,13 +277,9 @@ def to_tree(value: Any) -> Any:
             out[field.name] = _named(tables[field.name], item)
         else:
             out[field.name] = to_tree(item)
-            if dataclasses.is_dataclass(item) and len(_dataclasses_in(known(type(value))[field.name])) > 1:
+            if dataclasses.is_dataclass(item) and float in get_args(known(type(value))[field.name]):  # a schedule in a number's place
                 out[field.name] = {type(item).__name__.lower(): out[field.name]}
     return out
-
-
-def _dataclasses_in(hint: Any) -> list[Any]:
-    return [o for o in get_args(hint) if dataclasses.is_dataclass(o)]
 
 
 def _named(table: Mapping[str, type], part: Any) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from policyloop import __version__
-from policyloop.config import to_tree
 from policyloop.engine import ENGINES, Engine, EngineSpec
 from policyloop.errors import BadInput, Interrupted, Problem
 from policyloop.evaluation.evaluate import Evaluation, evaluate
@@ -47,7 +46,7 @@ from policyloop.models.catalogue import resolve
 from policyloop.models.policy import PolicyModel, load_policy
 from policyloop.models.template import Renderer, load_renderer
 from policyloop.monitor.trackers import open_trackers
-from policyloop.recipe import Plan, Recipe, plan
+from policyloop.recipe import Plan, Recipe, plan, tree_of
 from policyloop.rewards.scorer import Scorer
 from policyloop.rollout.cursor import Draw
 from policyloop.rollout.source import RolloutSource, Source
@@ -222,10 +221,10 @@ def open_folder(recipe: Recipe, path: Path, resume: str, say: Say) -> tuple[RunF
         free = shutil.disk_usage(path.parent if path.parent.exists() else Path.cwd()).free
         if free < 200_000_000:
             say(f"warning: only {free:,} bytes are free where the run is written")
-        return RunFolder.create(path, to_tree(recipe), manifest(recipe, path.name)), False
+        return RunFolder.create(path, tree_of(recipe), manifest(recipe, path.name)), False
     folder = RunFolder(path)
     folder.lock()
-    changes = config_changes(folder.manifest()["config"], json.loads(json.dumps(to_tree(recipe), default=str)))
+    changes = config_changes(folder.manifest()["config"], json.loads(json.dumps(tree_of(recipe), default=str)))
     fixed = [c for c in changes if not c.startswith(MAY_CHANGE)]
     if fixed:
         folder.unlock()
@@ -237,7 +236,7 @@ def open_folder(recipe: Recipe, path: Path, resume: str, say: Say) -> tuple[RunF
     if changes:
         for line in changes.values():
             say(f"config changed: {line}")
-        folder.write_config(to_tree(recipe))
+        folder.write_config(tree_of(recipe))
         folder.event("note", 0, text="resumed with a changed config", changes=changes)
     return folder, True
 
@@ -281,7 +280,7 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any], where: str = 
 
 def manifest(recipe: Recipe, name: str) -> dict[str, Any]:
     """What this run is: its config, its code and the machine it runs on."""
-    config = to_tree(recipe)
+    config = tree_of(recipe)
     text = json.dumps(config, sort_keys=True, default=str)
     return {
         "schema": 1,
@@ -312,7 +311,7 @@ def hooks_of(
 ) -> Sequence[Hook]:
     """The order matters: evaluation before the metrics line, the line before the checkpoint that claims it, stops last."""
     recipe = parts.recipe
-    log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, to_tree(recipe))
+    log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, tree_of(recipe))
     samples = Samples(folder, parts.trainer, parts.renderer, recipe.rollout.samples, recipe.rollout.explain_every)
     health = Health(folder, recipe.training.health, parts.trainer, checkpoints, say)
     return [judge, samples, Metrics(folder, log), Console(say), health, save, judge.check]
