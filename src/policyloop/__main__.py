@@ -1,0 +1,5 @@
+"""`python -m policyloop` is `policyloop`."""
+
+from policyloop.cli import main
+
+main()

@@ -1,0 +1,135 @@
+"""The command line. One file per verb; each verb's module loads only when that verb is called, so `--help` needs no torch.
+
+In: argv. Out: an exit code (errors.Exit). Only this room and `api` translate a Problem into a sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from policyloop.errors import Exit, Problem
+
+# verb -> module:function and its one line of help; the order is that of a first visit
+VERBS: dict[str, tuple[str, str]] = {
+    "demo": ("demo:demo", "The main job on a real model: measure, train GRPO and GFPO, compare, report, ask."),
+    "init": ("show:init", "Write a recipe to start from."),
+    "show": ("show:show", "Resolve a recipe; --plan foresees the run."),
+    "train": ("train:train", "Train from a recipe; resumable at any moment."),
+    "evaluate": ("evaluate:evaluate", "Held-out accuracy with its interval."),
+    "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
+    "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
+    "chat": ("evaluate:chat", "Ask a model; --versus shows two side by side."),
+}
+GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
+    "data": (
+        "Look at data before training on it.",
+        {
+            "check": ("data:check", "Rows, columns, duplicates, overlap, unreadable answers."),
+            "convert": ("data:convert", "Any accepted format to policyloop JSONL."),
+            "preview": ("data:preview", "Rendered text, token ids, supervised tokens, parsed answer."),
+        },
+    ),
+    "models": (
+        "Models by name.",
+        {
+            "pull": ("models:pull", "Fetch a catalogue model, check it, convert it once."),
+            "list": ("models:list_models", "What there is and what is here."),
+        },
+    ),
+    "reward": ("Rewards.", {"try": ("reward:try_rewards", "Score rows with gold, empty, shuffled and wrong answers.")}),
+}
+
+
+def _command(name: str, target: str, help: str) -> click.Command:
+    """The verb's own Typer command, built when it is needed."""
+    module, _, function = target.partition(":")
+    app = typer.Typer(add_completion=False)
+    app.command(name, help=help)(getattr(importlib.import_module(f"policyloop.cli.{module}"), function))
+    command = get_command(app)
+    command.name = name
+    return command
+
+
+class Lazy(TyperGroup):
+    """A group whose commands are known by name and loaded by use."""
+
+    def __init__(self, verbs: dict[str, tuple[str, str]], groups: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.verbs, self.groups = verbs, groups or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.verbs, *self.groups]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = cmd_name.replace("_", "-") if cmd_name.replace("_", "-") in (*self.verbs, *self.groups) else cmd_name
+        if name in self.groups:
+            help, verbs = self.groups[name]
+            return Lazy(verbs, name=name, help=help, no_args_is_help=True)
+        if name not in self.verbs:
+            return None
+        target, help = self.verbs[name]
+        return _command(name, target, help) if _called(ctx) else click.Command(name, help=help, short_help=help)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.meta["policyloop.called"] = True
+        return super().resolve_command(ctx, args)
+
+
+def _called(ctx: click.Context) -> bool:
+    """Whether a verb is being run, not listed."""
+    return bool(ctx.meta.get("policyloop.called"))
+
+
+def flags_alike(arguments: Sequence[str]) -> list[str]:
+    """`--batch_size` is `--batch-size`; values are left as they are."""
+    out = []
+    for a in arguments:
+        if a.startswith("--") and a != "--":
+            flag, sign, value = a.partition("=")
+            a = "--" + flag[2:].replace("_", "-") + sign + value
+        out.append(a)
+    return out
+
+
+def app() -> click.Command:
+    return Lazy(
+        VERBS, GROUPS, name="policyloop", help="Train, evaluate and compare language models by reinforcement learning.", no_args_is_help=True
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: exits with one of errors.Exit."""
+    if sys.platform == "win32":
+        print("policyloop runs on Linux and macOS; on Windows use WSL2 (docs/install.md)", file=sys.stderr)
+        sys.exit(Exit.BAD_INPUT)
+    sys.exit(_run(app(), flags_alike(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _run(command: click.Command, arguments: list[str]) -> int:
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        result = command.main(arguments, prog_name="policyloop", standalone_mode=False)
+        return int(result) if isinstance(result, int) else Exit.DONE
+    except Problem as problem:
+        say(f"policyloop: {problem}")
+        return problem.exit_code
+    except click.ClickException as problem:
+        problem.show()
+        return Exit.BAD_INPUT
+    except (click.Abort, KeyboardInterrupt):
+        say("policyloop: stopped")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
