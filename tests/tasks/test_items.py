@@ -1,7 +1,7 @@
 """Items: ids, mixed kinds, conversations, the cut by hash (cases G08, G11)."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policyloop.errors import BadInput
@@ -56,6 +56,7 @@ def item(text: str) -> Item:
 WORDS = st.sampled_from([f"{blank}question{blank} {n}{case}" for n in range(60) for blank in ("", " ") for case in "aA"])
 
 
+@settings(max_examples=40)
 @given(st.lists(WORDS, min_size=20, max_size=50).filter(lambda words: len({normalise(w) for w in words}) > 3), st.lists(WORDS))
 def test_the_cut_keeps_equal_questions_together_and_survives_growth(first, more):
     train, held = cut([item(t) for t in first], 0.3)

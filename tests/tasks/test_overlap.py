@@ -43,8 +43,8 @@ def test_many_copies_of_one_template_take_no_square_of_time():
     text = (
         "Tom went to the market on a sunny day, bought {} apples and gave {} of them to Anna. How many apples are left for Tom?"
     )
-    train = [text.format(i, i // 2) for i in range(2000)]
-    test = [text.format(i, i // 3) for i in range(2000, 4000)]
+    train = [text.format(i, i // 2) for i in range(1000)]
+    test = [text.format(i, i // 3) for i in range(1000, 2000)]
     start = time.process_time()
     assert len(find_overlap(train, test).near) == len(test)
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 5

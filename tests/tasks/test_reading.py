@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policyloop.errors import BadInput, NotFound
@@ -215,6 +215,7 @@ def test_splits_of_a_folder(tmp_path):
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.dictionaries(

@@ -7,7 +7,6 @@ Example:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,13 +14,7 @@ from typing import Literal
 from policyloop.tasks.overlap import normalise
 from policyloop.types import Completion, Prompt
 
-_SLOTS = (
-    re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE),
-    re.compile(r"\\boxed\{([^{}]*)\}"),
-    re.compile(r"^#{4}[ \t]*(\S[^\n]*)", re.MULTILINE),
-    re.compile(r"\b(?:answer(?:[ \t]+is)?[ \t]*:|answer[ \t]+is)[ \t]*(\S[^\n]*)", re.IGNORECASE),
-)
-LONGEST = 20_000  # characters from the end that are looked at; bounds the time on hostile text
+LONGEST = 4_000  # characters of the end of an answer that may hold a final answer in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +37,21 @@ class Verdict:
         return grade(text, gold)
 
 
-def final_answer(text: str) -> str:
-    """What a text puts forward as its answer: the last of `<answer>`, `\\boxed{}`, `####`, `answer is`, else the last line.
+def final_answer(text: str, lines: int = 1) -> str:
+    """What a text puts forward: its last slot (`<answer>`, `\\boxed{}`, `####`, `answer is`), else its last lines."""
+    from policyloop.rewards.answer_slot import scope, slots
 
-    Only the part after the reasoning block counts; one that is never closed means no answer.
-    """
-    text = text.rpartition("</think>")[2][-LONGEST:]
-    if "<think>" in text:
-        return ""
-    found = [(m.start(), m[1]) for slot in _SLOTS for m in slot.finditer(text)]
-    lines = [line for line in text.splitlines() if line.strip()]
-    return (max(found)[1] if found else lines[-1] if lines else "").strip()
+    text = scope(text)[-LONGEST:]
+    found = slots(text)
+    return found[-1] if found else "\n".join([line for line in text.splitlines() if line.strip()][-lines:]).strip()
 
 
 def words_match(text: str, gold: str) -> bool | None:
     """Equal words: case, width, blanks, Markdown and punctuation at the ends do not count. None for an empty gold."""
+    from policyloop.rewards.answer_value import unwrap
+
     expected = _bare(gold)
-    return _bare(final_answer(text)) == expected if expected else None
+    return _bare(unwrap(final_answer(text))) == expected if expected else None
 
 
 def _bare(text: str) -> str:

@@ -112,7 +112,7 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _json_lines(stream: IO[bytes], uri: str, on_fault: OnFault) -> Iterator[Record]:
+def json_lines(stream: IO[bytes], uri: str, on_fault: OnFault) -> Iterator[Record]:
     """One object per line. Lines end at \\n only: U+2028 and its kin are ordinary characters inside a string."""
     for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), 1):
         place = f"{uri} line {number}"
@@ -185,7 +185,7 @@ def _json(stream: IO[bytes], uri: str, on_fault: OnFault) -> Iterator[Record]:
         whole = _checked(_DECODER.decode(text.strip()), text, uri)
     except (ValueError, RecursionError):
         stream.seek(0)
-        yield from _json_lines(stream, uri, on_fault)
+        yield from json_lines(stream, uri, on_fault)
         return
     lists = {k: v for k, v in whole.items() if isinstance(v, list) and v and all(isinstance(row, dict) for row in v)}
     if len(lists) == 1 and not lists.keys() & {"messages", "conversations", "prompt"}:
@@ -273,8 +273,8 @@ def _parquet(stream: IO[bytes], uri: str, on_fault: OnFault) -> Iterator[Record]
 
 
 READERS: dict[str, Callable[[IO[bytes], str, OnFault], Iterator[Record]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
+    ".jsonl": json_lines,
+    ".ndjson": json_lines,
     ".json": _json,
     ".csv": _csv,
     ".tsv": _csv,
