@@ -292,12 +292,12 @@ class Interruptible:
     progress: Progress | None = None
 
     @property
+    def wants_weights(self) -> bool:
+        return self.inner.wants_weights
+
+    @property
     def metrics(self) -> dict[str, float]:
         return self.inner.metrics
-
-    @metrics.setter
-    def metrics(self, value: dict[str, float]) -> None:
-        self.inner.metrics = value
 
     def next(self, progress: Progress) -> list[Group]:
         self.before, self.progress = self.inner.state(), progress

@@ -52,7 +52,8 @@ def train(source: Source, learner: Learner, start: Progress, *, name: str, hooks
         groups = source.next(progress)
         metrics = learner.update(groups, progress)
         progress = replace(progress, step=progress.step + 1, update=learner.updates)
-        source.publish(learner.weights(f"{name}#{progress.step}"))
+        if source.wants_weights:
+            source.publish(learner.weights(f"{name}#{progress.step}"))
         done = Step(progress, groups, {"step": progress.step, **source.metrics, **metrics})
         for hook in hooks:
             hook(done)

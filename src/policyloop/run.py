@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from policyloop import __version__
 from policyloop.engine import ENGINES, Engine, EngineSpec
@@ -100,6 +101,7 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
+    disable_progress_bar()  # a bar per model load says nothing and breaks plain logs
     task = task or load_task(recipe.data, settings.seed)
     prompts = task.train()
     planned = plan(recipe, len(prompts))
@@ -147,7 +149,9 @@ def sampling(recipe: Recipe) -> SamplingParams:
 
 
 def measure(parts: Parts, version: str, prompts: int | None = None, max_new_tokens: int | None = None) -> Evaluation:
-    """Held-out evaluation with the engine as it is now published."""
+    """Held-out evaluation; an engine that nothing samples from gets the weights only now."""
+    if parts.engine.status().version != version:
+        parts.engine.publish(parts.trainer.weights(version))
     s = parts.recipe.evaluation
     chosen = list(parts.task.held_out(s.seed))[: prompts or s.prompts]
     params = SamplingParams(
@@ -330,7 +334,8 @@ def resume_from(
     if state["threads"] != torch.get_num_threads():
         say(f"warning: saved with {state['threads']} threads, now {torch.get_num_threads()}: not bit for bit the same")
     progress = dataclasses.replace(saved, steps=planned.steps, updates=planned.updates)
-    parts.source.publish(parts.trainer.weights(f"{folder.path.name}#{progress.step}"))
+    if parts.source.wants_weights:
+        parts.source.publish(parts.trainer.weights(f"{folder.path.name}#{progress.step}"))
     folder.event("resume", progress.step, checkpoint=newest.path.name)
     say(f"resumed at step {progress.step} of {progress.steps}")
     return progress
@@ -338,7 +343,8 @@ def resume_from(
 
 def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, force: bool, say: Say) -> None:
     """The untouched model, held out; then whether the training prompts give any signal at all."""
-    parts.source.publish(parts.trainer.weights(f"{folder.path.name}#0"))
+    if parts.source.wants_weights:
+        parts.source.publish(parts.trainer.weights(f"{folder.path.name}#0"))
     if judge.every:
         result = measure(parts, f"{folder.path.name}#0")
         found = result.metrics()

@@ -37,9 +37,13 @@ class GroupScorer(Protocol):
 
 
 class Source(Protocol):
-    """DESIGN §9 *Loop*: where a trainer's groups come from. `metrics` describes the last `next`."""
+    """DESIGN §9 *Loop*: where a trainer's groups come from. `metrics` describes the last `next`; `wants_weights`: it samples."""
 
-    metrics: dict[str, float]
+    @property
+    def metrics(self) -> dict[str, float]: ...
+
+    @property
+    def wants_weights(self) -> bool: ...
 
     def next(self, progress: Progress) -> list[Group]: ...
 
@@ -67,6 +71,7 @@ class RolloutSource:
         self.cursor = Cursor(prompts, seed, per_step)
         self.engine, self.renderer, self.scorer, self.params, self.per_step = engine, renderer, scorer, params, per_step
         self.metrics: dict[str, float] = {}
+        self.wants_weights = True
         self._ids: dict[str, tuple[int, ...]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: Future[None] = self._pool.submit(self._tokenise, self.cursor.peek(per_step))

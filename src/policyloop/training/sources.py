@@ -30,6 +30,7 @@ class SupervisedSource:
         self.cursor = Cursor(prompts, seed, per_step)
         self.renderer, self.per_step = renderer, per_step
         self.metrics: dict[str, float] = {}
+        self.wants_weights = False
         self._rows: dict[tuple[str, str], Completion] = {}
 
     def next(self, progress: Progress) -> list[Group]:
