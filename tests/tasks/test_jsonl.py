@@ -7,7 +7,7 @@ import pytest
 from policyloop.errors import BadInput
 from policyloop.tasks import DataSettings, load_task
 from policyloop.tasks.jsonl import JsonlTask, load
-from policyloop.types import Message
+from policyloop.types import Completion, Message
 
 TEXT = DataSettings(grader="text")
 
@@ -105,3 +105,16 @@ def test_too_few_rows():
         JsonlTask.from_rows([], DataSettings())
     with pytest.raises(BadInput, match="leave none for training"):
         JsonlTask.from_rows([{"question": "a", "answer": "x"}], TEXT)
+
+
+def test_the_grader_follows_the_answers():
+    numbers = [{"question": f"q{n}", "answer": n} for n in range(9)] + [{"question": "last", "answer": "see the figure"}]
+    task = JsonlTask.from_rows(numbers, DataSettings())
+    assert task.verdict.grader == "math"
+    assert "1 of 10 answers looked at are no values (numbers, expressions) and are never graded" in task.notes
+    words = [{"question": f"q{n}", "answer": f"city of {n * 'o'}"} for n in range(9)]
+    assert JsonlTask.from_rows(words, DataSettings()).verdict.grader == "text"
+    assert JsonlTask.from_rows(words, DataSettings(grader="math")).verdict.grader == "math"
+    sure = JsonlTask.from_rows(numbers, DataSettings(held_out_share=0.0))
+    done = Completion((1,), (2,), (-0.1,), "length", "run#0", "The answer is 3.")
+    assert [sure.grade(p, done) for p in sure.train()] == [n == 3 for n in range(9)] + [None]

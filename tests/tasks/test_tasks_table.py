@@ -1,6 +1,8 @@
 """The table of tasks and how a name becomes a task."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,9 @@ def test_every_row_of_the_table_can_be_imported():
 def test_shares_outside_their_range(share):
     with pytest.raises(BadInput, match="held_out_share"):
         DataSettings(held_out_share=share)
+
+
+def test_the_room_opens_without_torch():
+    names = ", ".join(f"policyloop.tasks.{name}" for name in (*TASKS, "checking", "writing", "hub"))
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

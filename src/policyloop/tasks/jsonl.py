@@ -10,7 +10,6 @@ Example:
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,10 +125,11 @@ def choose_grader(wanted: Literal["auto", "math", "text"], items: Sequence[Item]
         return wanted, []
     if not golds:
         return "math", []
-    share = statistics.fmean(readable(golds[:: max(1, len(golds) // JUDGED)]))
-    if share < 0.5:
-        return "text", [f"answers are compared as words ({share:.0%} of them read as numbers; data.grader: math compares values)"]
-    return "math", [] if share == 1 else [f"{1 - share:.0%} of the answers cannot be read as numbers and are never graded"]
+    good = readable(golds[:: max(1, len(golds) // JUDGED)])
+    found = f"{good.count(False)} of {len(good)} answers looked at are no values (numbers, expressions)"
+    if sum(good) < len(good) / 2:
+        return "text", [f"{found}: all are compared as words (data.grader: math compares values)"]
+    return "math", [] if all(good) else [f"{found} and are never graded"]
 
 
 def _counted(items: Sequence[Item], kind: str) -> list[str]:

@@ -149,7 +149,9 @@ def _object(text: str, place: str, last: bool) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         if last and (error.pos >= len(text) or not text.endswith("}")):
             raise _cut_off(place) from None
-        raise BadInput(f"{place} is not JSON ({error.msg} at column {error.colno})", "one JSON object per line", place) from None
+        raise BadInput(
+            f"{place} is not JSON ({error.msg.removesuffix(' at')} at column {error.colno})", "one JSON object per line", place
+        ) from None
     except (ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise BadInput(f"{place} is not JSON ({what})", "one JSON object per line", place) from None
