@@ -109,6 +109,8 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     scorer = Scorer.from_settings(recipe.rewards, grade=task.grade, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
     renderer = load_renderer(path, recipe.model.template)
     policy = load_policy(recipe.model, settings.precision, settings.device, settings.seed)
+    if recipe.model.lora is None:  # a whole model goes without its base, so its tokenizer travels along
+        policy.extra = renderer.files()
     say(f"model {recipe.model.base_model_path}: {policy.trainable_count():,} of {policy.parameter_count():,} parameters train")
     spec = EngineSpec(
         str(path), f"{name}#0", engine_dtype(recipe, policy), policy.device_name, dict(recipe.rollout.engine_options)
