@@ -87,7 +87,7 @@ class Trainer:
         batch = objective.prepare(batch, self.all_sum)
         assert batch.advantages_NT is None or not batch.advantages_NT.requires_grad
         self.seen = Seen(marked, _row_means(batch))
-        stats: Stats = {}
+        stats: Stats = objective.describe(batch)
         outcome = {"update/ok": 0.0, "update/skipped": 0.0, "update/nan": 0.0}
         norms = []
         for index in minibatches(batch.group_N.tolist(), objective.updates_per_rollout, f"{self.settings.seed}/{progress.step}"):
