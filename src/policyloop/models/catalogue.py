@@ -205,7 +205,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
 
 
 def from_hub(hub_id: str) -> Path:
-    """A snapshot in the hub's own cache. Errors: NotFound (no such model or no access), Unavailable (neither cached nor in reach)."""
+    """A snapshot in the hub's own cache. Errors: NotFound (none such, or no access), Unavailable (not here, not in reach)."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -225,7 +225,7 @@ def from_hub(hub_id: str) -> Path:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise Unavailable(
             f"{hub_id} is not in {constants.HF_HUB_CACHE} and {why}",
-            f"`hf download {hub_id}` where there is access and its cache copied here, HF_ENDPOINT set to a mirror, or a folder",
+            f"`hf download {hub_id}` where there is access and its cache copied here, HF_ENDPOINT of a mirror, or a folder",
             "model.base_model_path",
         ) from problem
     return snapshot

@@ -58,7 +58,7 @@ def pack(rows: Sequence[Row], needed_NT: Tensor) -> Packed:
 
 
 def split(rows: Sequence[Row], budget: int, whole_groups: bool = False) -> list[list[int]]:
-    """Micro-batches of row indices, in order, each at most `budget` packed tokens (a single row, or a whole group, may exceed it)."""
+    """Micro-batches of row indices, in order, each at most `budget` packed tokens (one row, or a whole group, may exceed it)."""
     units = [[n] for n in range(len(rows))]
     if whole_groups:
         units = [list(g) for _, g in groupby(range(len(rows)), key=lambda n: rows[n][0])]

@@ -17,124 +17,147 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from policyloop.errors import BadInput
-from policyloop.models import ModelSettings
+from policyloop.models import LoraSettings, ModelSettings
 from policyloop.models.attention import ATTENTION
-from policyloop.models.catalogue import resolve
-from policyloop.models.head import TokenLogprobs
+from policyloop.models.catalogue import base_of, resolve
+from policyloop.models.head import Head, TokenLogprobs
+from policyloop.models.memory import Need, available_bytes
+from policyloop.models.pack import pack
+from policyloop.models.template import load_renderer
 from policyloop.types import Outputs, Packed
 
 log = logging.getLogger(__name__)
 Precision = Literal["fp32", "bf16", "fp16"]
+# recurrent layers or attention sinks that no `layer_types` tells of
+OTHER_LAYERS = {
+    "mamba",
+    "mamba2",
+    "rwkv",
+    "falcon_mamba",
+    "recurrent_gemma",
+    "jamba",
+    "bamba",
+    "zamba",
+    "zamba2",
+    "falcon_h1",
+    "gpt_oss",
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class PolicyModel(nn.Module):
-    """A Hugging Face causal LM as the trainer needs it. Trainable weights are fp32; a frozen base may be bf16."""
+    """A Hugging Face causal LM as the trainer needs it. Trainable weights are fp32; a frozen base may be bf16.
+
+    `packs`: completions share their prompt's row; else each takes a row of its own. `extra`: files that belong into the policy's
+    folder (tokenizer, template, stop ids).
+    """
 
     def __init__(self, model: PreTrainedModel | PeftModel, base_path: Path, precision: Precision, device: str) -> None:
         super().__init__()
         self.model, self.base_path, self.precision, self.device_name = model, base_path, precision, device
         self.causal = cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
-        self.packs = packs_rows(self.causal.config)
-        self.anchor: dict[str, Tensor] | None = None
+        self.head = read_head(self.causal)
+        self.anchor: dict[str, Tensor] | None = None  # a reference that was synced
+        self._start: dict[str, Tensor] | None = None  # full fine-tuning: the base's weights, read when first asked for
         self.extra: dict[str, bytes] = {}
+        self.packs = packs_rows(self.causal.config) and shares_exactly(self)
         if self.packs:
             self.causal.set_attn_implementation(ATTENTION)
         else:
-            log.warning("%s has layers other than attention: every completion takes a row of its own", self.causal.config.model_type)
+            log.warning("%s cannot share prompts: every completion takes a row of its own", self.causal.config.model_type)
 
     # --- forward ------------------------------------------------------------------------------------------------------------
 
     def forward(self, packed: Packed, temperature: float, entropy: bool = True) -> Outputs:
-        """Log-probs at `temperature` and entropy (with gradient only if `entropy`) of every needed token."""
+        """Log-probs at `temperature` of every needed token, and (if asked for) their entropies, both with gradient."""
         with self._autocast():
-            hidden_LH = self._trunk(packed)
-            at, target = packed.row_NT[packed.needed_NT], packed.target_NT[packed.needed_NT]
-            head = self.causal.get_output_embeddings()
-            chosen = hidden_LH[at.to(hidden_LH.device)].to(head.weight.dtype if self.precision == "fp32" else self._compute_dtype())
-            weight = head.weight.to(chosen.dtype)
-            cap = getattr(self.causal.config.get_text_config(), "final_logit_softcapping", None)
-            scale = getattr(self.causal.config.get_text_config(), "logits_scaling", None)
-            logprobs, entropies = TokenLogprobs.apply(
-                chosen, weight, head.bias, target.to(chosen.device), temperature * (scale or 1.0), cap, entropy
-            )
-        out = Outputs(*(torch.zeros(packed.row_NT.shape) for _ in range(2)))
-        out.logprobs_NT = out.logprobs_NT.masked_scatter(packed.needed_NT, logprobs.cpu())
-        out.entropy_NT = out.entropy_NT.masked_scatter(packed.needed_NT, entropies.cpu())
-        return out
+            hidden_MH = self._states(packed)
+            module = cast(nn.Linear, self.causal.get_output_embeddings())
+            weight = module.weight if self.precision == "fp32" else module.weight.to(DTYPES[self.precision])
+            target = packed.target_NT[packed.needed_NT].to(hidden_MH.device)
+            head = replace(self.head, temperature=temperature)
+            found = TokenLogprobs.apply(hidden_MH.to(weight.dtype), weight, module.bias, target, head, entropy)
+        empty = torch.zeros(packed.needed_NT.shape, dtype=found[0].dtype)
+        return Outputs(*(empty.masked_scatter(packed.needed_NT, x.cpu()) for x in found))
 
-    def _trunk(self, packed: Packed) -> Tensor:
-        """(L, H) hidden states of the packed positions."""
+    def _states(self, packed: Packed) -> Tensor:
+        """(M, H): the hidden state that predicts each needed token, in row order."""
         if not self.packs:
-            return self._plain_rows(packed)
-        ids, positions = packed.token_ids_L[None].to(self.device_name), packed.position_ids_L[None].to(self.device_name)
-        body = self.causal.get_decoder() if hasattr(self.causal, "get_decoder") else self.causal.base_model
-        out = body(input_ids=ids, position_ids=positions, use_cache=False, layout=packed.layout)
-        return out.last_hidden_state[0]
+            return self._plain_states(packed)
+        ids, positions = (x[None].to(self.device_name) for x in (packed.token_ids_L, packed.position_ids_L))
+        out = self._body()(input_ids=ids, position_ids=positions, use_cache=False, layout=packed.layout)
+        return out.last_hidden_state[0, packed.row_NT[packed.needed_NT].to(self.device_name)]
 
-    def _plain_rows(self, packed: Packed) -> Tensor:
-        """One right-padded row per completion, for models whose layers cannot share a prompt; scattered back to packed positions."""
+    def _plain_states(self, packed: Packed) -> Tensor:
+        """The same from one right-padded row per completion: with causal layers nothing real sees the padding."""
         rows: list[list[int]] = []
+        prompts: list[int] = []
         for s in packed.layout:
             prompt, start = list(range(s.start, s.start + s.prompt_tokens)), s.start + s.prompt_tokens
             for n in s.completion_tokens:
                 rows.append(prompt + list(range(start, start + n)))
+                prompts.append(s.prompt_tokens)
                 start += n
         width = max(map(len, rows))
         index = torch.tensor([row + [0] * (width - len(row)) for row in rows])
         real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
         ids = torch.where(real.bool(), packed.token_ids_L[index], 0).to(self.device_name)
-        body = self.causal.get_decoder() if hasattr(self.causal, "get_decoder") else self.causal.base_model
-        hidden = body(input_ids=ids, attention_mask=real.to(self.device_name), use_cache=False).last_hidden_state
-        # a prompt's states are the same in each of its rows: which copy lands does not matter
-        flat = torch.zeros(len(packed.token_ids_L), hidden.shape[-1], dtype=hidden.dtype, device=hidden.device)
-        return flat.index_put((index[real.bool()].to(hidden.device),), hidden[real.bool().to(hidden.device)])
+        hidden = self._body()(input_ids=ids, attention_mask=real.to(self.device_name), use_cache=False).last_hidden_state
+        n, t = packed.needed_NT.nonzero(as_tuple=True)
+        return hidden[n.to(hidden.device), (torch.tensor(prompts)[n] - 1 + t).to(hidden.device)]
 
-    def _compute_dtype(self) -> torch.dtype:
-        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+    def _body(self) -> nn.Module:
+        """The model without its head."""
+        return self.causal.get_decoder() if hasattr(self.causal, "get_decoder") else self.causal.base_model
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "fp32":
             return nullcontext()
-        return torch.autocast(torch.device(self.device_name).type, self._compute_dtype())
+        return torch.autocast(torch.device(self.device_name).type, DTYPES[self.precision])
 
     # --- reference ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Inside, forward is the frozen reference: the adapter off, or the anchor's weights in place of the policy's."""
-        if self.anchor is None and isinstance(self.model, PeftModel):
-            with self.model.disable_adapter():
+        """Inside, forward is the frozen reference and has no gradient: the adapter off, or a copy's weights for the policy's."""
+        with torch.no_grad():
+            if self.anchor is None and isinstance(self.model, PeftModel):
+                with self.model.disable_adapter():
+                    yield
+                return
+            copy = self.anchor or self._start_weights()
+            own = {name: p.data for name, p in self.trainable()}
+            try:
+                for name, p in self.trainable():
+                    p.data = copy[name]
                 yield
-            return
-        assert self.anchor is not None, "full fine-tuning keeps a copy of its start: keep_reference() comes before the first update"
-        own = {name: p.data for name, p in self.trainable()}
-        try:
-            for name, p in self.trainable():
-                p.data = self.anchor[name]
-            yield
-        finally:
-            for name, p in self.trainable():
-                p.data = own[name]
-
-    def keep_reference(self) -> None:
-        """Full fine-tuning: remember the start (a second copy; LoRA's reference costs nothing)."""
-        if not isinstance(self.model, PeftModel):
-            self.sync_reference()
+            finally:
+                for name, p in self.trainable():
+                    p.data = own[name]
 
     def sync_reference(self) -> None:
         """The reference becomes a copy of the policy as it is now (reference_model_freeze: false)."""
         self.anchor = {name: p.detach().clone() for name, p in self.trainable()}
+
+    def _start_weights(self) -> dict[str, Tensor]:
+        """Full fine-tuning: the second copy is read from the base only where something asks for the reference."""
+        if self._start is None:
+            base = load_base(self.base_path, torch.float32)
+            self._start = {name: p.detach().to(self.device_name) for name, p in base.named_parameters()}
+        return self._start
 
     # --- parameters ---------------------------------------------------------------------------------------------------------
 
@@ -156,7 +179,7 @@ class PolicyModel(nn.Module):
         for name, p in self.trainable():
             module, _, kind = name.removeprefix("base_model.model.").partition(".lora_")
             tensors[f"{module}.lora_{kind[0]}"] = p.detach().clone()
-        config = self.model.peft_config["default"]
+        config = cast(LoraConfig, self.model.peft_config["default"])
         return "lora", tensors, config.lora_alpha / config.r, base
 
     def merged_state(self) -> dict[str, Tensor]:
@@ -180,32 +203,33 @@ class PolicyModel(nn.Module):
 
     def files(self) -> dict[str, bytes]:
         """The policy folder as bytes: a peft adapter, or a whole Hugging Face folder. Loads elsewhere without policyloop."""
-        anchor = {} if self.anchor is None else {"reference.safetensors": save_tensors({k: v.contiguous() for k, v in self.anchor.items()})}
+        files = dict(self.extra)
+        if self.anchor is not None:
+            files["reference.safetensors"] = _pack(self.anchor)
         if isinstance(self.model, PeftModel):
-            config = self.model.peft_config["default"].to_dict()
-            config = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
-            config["inference_mode"] = True
-            state = {k: v.contiguous() for k, v in get_peft_model_state_dict(self.model).items()}
-            text = json.dumps(config, indent=1, sort_keys=True, default=str)
-            return {"adapter_config.json": text.encode(), "adapter_model.safetensors": save_tensors(state), **anchor, **self.extra}
-        state = {n: p.detach().contiguous() for n, p in self.causal.named_parameters()}
-        return {
-            "config.json": self.causal.config.to_json_string().encode(),
-            "model.safetensors": save_tensors(state, metadata={"format": "pt"}),
-            **anchor,
-            **self.extra,
-        }
+            config = self.model.peft_config["default"].to_dict() | {"inference_mode": True}
+            plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
+            files["adapter_config.json"] = json.dumps(plain, indent=1, sort_keys=True, default=str).encode()
+            files["adapter_model.safetensors"] = _pack(get_peft_model_state_dict(self.model, save_embedding_layers=False))
+        else:
+            files["config.json"] = self.causal.config.to_json_string().encode()
+            files["model.safetensors"] = _pack(dict(self.causal.named_parameters()))
+        return files
 
     def load_files(self, files: Mapping[str, bytes]) -> None:
-        """The inverse of `files`, bit for bit."""
+        """The inverse of `files`, bit for bit, into the parameters that the optimizer holds. Errors: BadInput (another model)."""
         if isinstance(self.model, PeftModel):
-            state = load_tensors(files["adapter_model.safetensors"])
-            set_peft_model_state_dict(self.model, state)
+            own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+            found = load_tensors(files["adapter_model.safetensors"])
         else:
-            own = dict(self.causal.named_parameters())
-            with torch.no_grad():
-                for name, value in load_tensors(files["model.safetensors"]).items():
-                    own[name].copy_(value)
+            own, found = dict(self.causal.named_parameters()), load_tensors(files["model.safetensors"])
+        if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in found.items()}:
+            raise BadInput(
+                "the saved policy has other weights than this model", "a run of the same model and adapter", "the checkpoint"
+            )
+        with torch.no_grad():
+            for name, value in found.items():
+                own[name].copy_(value)
         if "reference.safetensors" in files:
             self.anchor = {k: v.to(self.device_name) for k, v in load_tensors(files["reference.safetensors"]).items()}
 
@@ -215,62 +239,110 @@ class PolicyModel(nn.Module):
         for name, data in self.files().items():
             (folder / name).write_bytes(data)
 
+    def restore(self, folder: Path) -> None:
+        """The inverse of `save`."""
+        self.load_files({p.name: p.read_bytes() for p in folder.glob("*.safetensors")})
 
-def load_policy(settings: ModelSettings, precision: str, device: str, seed: int) -> PolicyModel:
-    """Load base and adapter, ready to train. A base_model_path that is itself an adapter folder goes on training that adapter (F13)."""
+
+def _pack(tensors: Mapping[str, Tensor]) -> bytes:
+    return save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"format": "pt"})
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------------
+
+
+def load_policy(
+    settings: ModelSettings, precision: str, device: str, seed: int, *, supervised: bool = False, micro_batch_tokens: int = 4096
+) -> PolicyModel:
+    """Base and adapter, ready to train. A base_model_path that is itself an adapter folder goes on with that adapter.
+
+    supervised keeps the adapter's dropout; `micro_batch_tokens` decides gradient_checkpointing: auto.
+    """
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     chosen = choose_precision(precision, device)
     path = resolve(settings.base_model_path)
     adapter = path if (path / "adapter_config.json").exists() else None
-    if adapter is not None:
-        path = resolve(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
-    frozen = settings.lora is not None
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen] if frozen else torch.float32
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    base.config.use_cache = False
-    torch.manual_seed(seed)
-    model = base if settings.lora is None else adapt(base, settings, adapter)
-    silence_dropout(model)
-    if settings.gradient_checkpointing is True:
-        base.gradient_checkpointing_enable({"use_reentrant": False})
-        base.enable_input_require_grads()
-    policy = PolicyModel(model.to(device), path, chosen, device).train()
+    path = path if adapter is None else base_of(adapter)
+    base = load_base(path, torch.float32 if settings.lora is None else DTYPES[chosen])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = adapt(base, settings.lora, adapter)
+    silence_dropout(model, adapters=not supervised)
+    policy = PolicyModel(cast(Any, model).to(device), path, chosen, device)
     if policy.trainable_count() == 0:
-        raise BadInput(f"no parameter of {settings.base_model_path} would train", "target_modules that the model has", "model.lora")
-    return policy
+        raise BadInput(f"no weight of {settings.base_model_path} would train", "target_modules that the model has", "model.lora")
+    if adapter is not None and settings.lora is None:
+        policy.sync_reference()  # the start is base + adapter, which no folder holds
+    if settings.gradient_checkpointing is True or (
+        settings.gradient_checkpointing == "auto" and short_of_memory(policy, micro_batch_tokens)
+    ):
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    source = path if adapter is None else adapter
+    if (path / "tokenizer_config.json").exists() or (source / "tokenizer_config.json").exists():
+        policy.extra = load_renderer(source, settings.template).files()
+    return policy.train()
 
 
-def adapt(base: PreTrainedModel, settings: ModelSettings, adapter: Path | None) -> PeftModel:
-    """Put the adapter on: fresh, or the saved one made trainable again."""
-    assert settings.lora is not None
+def load_base(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Errors: BadInput with the library's own reason, in a sentence."""
+    disable_progress_bar()
+    try:
+        found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True, output_loading_info=True)
+    except (OSError, ValueError, KeyError) as problem:
+        reason = str(problem).strip().splitlines() or [type(problem).__name__]
+        raise BadInput(
+            f"{path} does not load ({reason[0]})", "a Hugging Face causal language model", "model.base_model_path"
+        ) from problem
+    model, info = cast(tuple[PreTrainedModel, dict[str, Any]], found)
+    if missing := sorted(info["missing_keys"]):  # transformers would start them at random and only warn
+        raise BadInput(
+            f"{path} does not load ({len(missing)} weights are missing, {missing[0]} first)", "all weights", "the folder"
+        )
+    return model
+
+
+def adapt(base: PreTrainedModel, lora: LoraSettings | None, adapter: Path | None) -> PreTrainedModel | PeftModel:
+    """Put the adapter on: fresh, or the saved one made trainable again; full fine-tuning starts from base + saved adapter."""
+    if lora is None:
+        merged = base if adapter is None else PeftModel.from_pretrained(base, adapter).merge_and_unload()
+        return cast(PreTrainedModel, merged.requires_grad_(True))
     if adapter is not None:
         model = PeftModel.from_pretrained(base, adapter, is_trainable=True)
     else:
-        lora = settings.lora
         targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-        config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=lora.r, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, task_type="CAUSAL_LM"
+        )
         try:
             model = cast(PeftModel, get_peft_model(base, config))
         except ValueError as problem:
-            raise BadInput(f"model.lora does not fit the model ({problem})", "names of its linear layers, or all-linear", "model.lora.target_modules") from problem
-    for _, p in model.named_parameters():
+            names = {n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear)} - {"lm_head"}
+            raise BadInput(
+                f"target_modules {targets} are not in this model",
+                f"all-linear or some of {sorted(names)}",
+                "model.lora.target_modules",
+            ) from problem
+    for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.float()
     return model
 
 
-def silence_dropout(model: nn.Module) -> None:
-    """p = 0 everywhere: two forwards of the same weights must agree (S0-33), and train() mode stays on for gradient checkpointing."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
+def silence_dropout(model: nn.Module, adapters: bool = True) -> None:
+    """p = 0 everywhere (two forwards of the same weights must agree) while train() stays on for gradient checkpointing. The
+    config keeps what it says: it is saved with the model. `adapters` False leaves LoRA's own dropout on."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and (adapters or "lora_dropout" not in name):
             module.p = 0.0
-    for config in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():
-        for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop"):
-            if hasattr(config, name):
-                setattr(config, name, 0.0)
-    for module in model.modules():
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+        for key in ("dropout", "attention_dropout", "hidden_dropout", "activation_dropout", "layerdrop"):
+            if isinstance(getattr(module, key, None), float):
+                setattr(module, key, 0.0)
+
+
+def short_of_memory(policy: PolicyModel, micro_batch_tokens: int) -> bool:
+    """Whether a micro-batch's activations would not fit beside weights and optimizer, with a fifth to spare."""
+    need = Need.of(policy.causal.config, policy.parameter_count(), policy.trainable_count(), policy.precision, micro_batch_tokens)
+    return need.total > 0.8 * (available_bytes(policy.device_name) + need.weights)  # the weights are loaded by now
 
 
 def choose_precision(asked: str, device: str) -> Precision:
@@ -283,13 +355,55 @@ def choose_precision(asked: str, device: str) -> Precision:
     return "bf16" if fast else "fp32"
 
 
+def read_head(causal: PreTrainedModel) -> Head:
+    """How this family turns hidden states into logits. Errors: BadInput for an adapter on the head."""
+    module = causal.get_output_embeddings()
+    if not isinstance(module, nn.Linear):
+        kind = type(module).__name__
+        raise BadInput(
+            f"the head of this model is a {kind}", "a plain linear head, not a target of LoRA", "model.lora.target_modules"
+        )
+    config = causal.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return Head(scale=scale, cap=getattr(config, "final_logit_softcapping", None))
+
+
 def packs_rows(config: Any) -> bool:
     """Whether every layer is full or sliding attention, so that completions can share their prompt's row."""
     text = config.get_text_config()
-    if getattr(text, "attn_logit_softcapping", None) is not None:  # SDPA has no soft cap on scores
-        return False
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    return kinds <= {"full_attention", "sliding_attention"} and config.model_type not in ("gpt2", "mamba", "mamba2", "rwkv")
+    capped = getattr(text, "attn_logit_softcapping", None) is not None
+    return kinds <= {"full_attention", "sliding_attention"} and not capped and text.model_type not in OTHER_LAYERS
+
+
+@torch.no_grad()
+def shares_exactly(policy: PolicyModel) -> bool:
+    """Try it on nine tokens: sharing must give what plain rows give (soft-capped attention, sinks, ALiBi do not pass). Leaves the
+    attention as it was. Errors: BadInput where even plain rows differ from the model's own logits."""
+    causal = policy.causal
+    ids = [1 + i % (causal.config.get_text_config().vocab_size - 1) for i in (5, 3, 9, 2, 7, 11)]
+    packed = pack([("g", ids[:3], ids[3:5]), ("g", ids[:3], ids[5:])], torch.ones(2, 2, dtype=torch.bool))
+    before = causal.config._attn_implementation
+    was_training = policy.training
+    policy.eval()
+    policy.packs = False
+    plain = policy(packed, 1.0, entropy=False).logprobs_NT
+    with policy._autocast():
+        logits = causal(input_ids=torch.tensor([ids[:5]], device=policy.device_name), use_cache=False).logits[0, 2:4]
+    logits = logits.to(plain.dtype).cpu()
+    own = logits.log_softmax(-1).gather(1, torch.tensor(ids[3:5])[:, None])[:, 0]
+    close = functools.partial(torch.allclose, rtol=0, atol=1e-3 if policy.precision == "fp32" else 0.1)
+    if not close(plain[0], own):
+        raise BadInput(f"the head of {causal.config.model_type} is unknown here: its logits are not W h", "another model family")
+    try:
+        causal.set_attn_implementation(ATTENTION)
+        policy.packs = True
+        same = close(policy(packed, 1.0, entropy=False).logprobs_NT, plain)
+    except (ValueError, TypeError, RuntimeError):
+        same = False
+    causal.set_attn_implementation(before or "sdpa")
+    policy.train(was_training)
+    return same
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -63,7 +63,7 @@ class Renderer:
         }
         self._prefix = self._default_prefix()
         self._warned = False
-        own = [] if tokenizer.eos_token is None else [tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))]
+        own = [] if tokenizer.eos_token is None else [int(str(tokenizer.eos_token_id))]
         self._turn_end = self._end_of_turn(added)
         self.stop_ids: Ids = tuple(dict.fromkeys([*self._turn_end, *own, *eos_ids]))
         self.notes = self.lint()
