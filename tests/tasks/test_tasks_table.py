@@ -1,6 +1,7 @@
 """The table of tasks and how a name becomes a task."""
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -43,4 +44,5 @@ def test_shares_outside_their_range(share):
 def test_the_room_opens_without_torch():
     names = ", ".join(f"policyloop.tasks.{name}" for name in (*TASKS, "checking", "writing", "hub"))
     code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
