@@ -1,16 +1,17 @@
 """The KV of everything that is being generated, and the attention function that reads it.
 
-A prompt's KV is stored once per group, as a prefix all its rows share; every row's own tokens lie behind it in preallocated space. Rows leave
-when they finish (`keep`), new groups join between steps (`add`).
+A prompt's KV is stored once per group, as a prefix all its rows share; every row's own tokens lie behind it in preallocated space.
+Rows leave when they finish (`keep`), new groups join between steps (`add`). Exact for full and sliding-window layers, groups of any size
+and prompts of any length.
 
-Shapes: prompt (groups, kv heads, P, D), own (rows, kv heads, T, D); rows are sorted by group. R rows, `n` query heads per kv head.
+Shapes: prompt (groups, kv heads, P, D), own (rows, kv heads, T, D), rows sorted by group; n = query heads per kv head.
 
-Example: two prompts with 4 samples each: prompt KV of 2, own KV of 8, `group_R` [0 0 0 0 1 1 1 1].
+Example: two prompts with 4 samples each: prompt KV of 2, own KV of 8, groups [0 0 0 0 1 1 1 1].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,161 +21,182 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION = "policyloop_engine"
 GROW = 64  # own space is allocated in steps of so many tokens
+NEVER = -1e30  # a score that softmax turns into 0
 
 
-@dataclass
 class Prefill:
-    """Right-padded prompts on their way in: collects (prompts, kv heads, P, D) per layer."""
+    """Prompts on their way in, packed into one row without padding; collects their keys and values per layer, (1, kv heads, L, D)."""
 
-    keys: dict[int, Tensor] = field(default_factory=dict)
-    values: dict[int, Tensor] = field(default_factory=dict)
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
+        """Every prompt looks at itself alone."""
         self.keys[layer], self.values[layer] = k, v
-        length = q.shape[2]
-        mask = None
-        if window is not None and window < length:
-            i = torch.arange(length, device=q.device)
-            mask = (i[None] <= i[:, None]) & (i[:, None] - i[None] < window)
         grouped = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped)
+        pieces = []
+        for qp, kp, vp in zip(*(x.split(self.lengths, 2) for x in (q, k, v)), strict=True):
+            mask = _causal_window(qp.shape[2], window, q.device)
+            causal = mask is None
+            pieces.append(F.scaled_dot_product_attention(qp, kp, vp, mask, is_causal=causal, scale=scaling, enable_gqa=grouped))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
 
-@dataclass
 class Cache:
-    """What is being decoded. `length_R`: own tokens per row, the next one's index; `prompt_R`: its prompt's length."""
+    """What is being decoded. `prompts`: tokens per group; `groups`: each row's group; `own`: own tokens per row, fed and stored."""
 
-    prompt_k: dict[int, Tensor] = field(default_factory=dict)
-    prompt_v: dict[int, Tensor] = field(default_factory=dict)
-    own_k: dict[int, Tensor] = field(default_factory=dict)
-    own_v: dict[int, Tensor] = field(default_factory=dict)
-    prompt_G: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    group_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    length_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    slot_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    width: int = 0
-    masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.prompt_k: dict[int, Tensor] = {}
+        self.prompt_v: dict[int, Tensor] = {}
+        self.own_k: dict[int, Tensor] = {}
+        self.own_v: dict[int, Tensor] = {}
+        self.prompts: list[int] = []
+        self.groups: list[int] = []
+        self.own: list[int] = []
+        self._step = Step(self, torch.device("cpu"))
 
     @property
     def rows(self) -> int:
-        return len(self.group_R)
+        return len(self.groups)
 
-    def tokens(self) -> int:
-        """Positions held, padding included."""
-        p = next(iter(self.prompt_k.values()), None)
-        o = next(iter(self.own_k.values()), None)
-        return (0 if p is None else p.shape[0] * p.shape[2]) + (0 if o is None else o.shape[0] * o.shape[2])
-
-    def add(self, fresh: Prefill, lengths: list[int], samples: list[int]) -> None:
+    def add(self, fresh: Prefill, samples: Sequence[int]) -> None:
         """New groups with so many rows each."""
-        first = len(self.prompt_G)
-        for layer, k in fresh.keys.items():
-            self.prompt_k[layer] = _stack(self.prompt_k.get(layer), k)
-            self.prompt_v[layer] = _stack(self.prompt_v.get(layer), fresh.values[layer])
-            rows = sum(samples)
-            own = self.own_k.get(layer)
-            space = k.new_zeros(rows, k.shape[1], GROW if own is None else own.shape[2], k.shape[3])
-            self.own_k[layer] = space if own is None else torch.cat([own, space])
-            own = self.own_v.get(layer)
-            self.own_v[layer] = space.clone() if own is None else torch.cat([own, space])
-        groups = torch.arange(first, first + len(lengths)).repeat_interleave(torch.tensor(samples))
-        self.prompt_G = torch.cat([self.prompt_G, torch.tensor(lengths)])
-        self.group_R = torch.cat([self.group_R, groups])
-        self.length_R = torch.cat([self.length_R, torch.zeros(len(groups), dtype=torch.int64)])
-        self._arrange()
+        for store, new in ((self.prompt_k, fresh.keys), (self.prompt_v, fresh.values)):
+            for layer, packed in new.items():
+                store[layer] = _stack(store.get(layer), [x[0] for x in packed.split(fresh.lengths, 2)])
+        for store, new in ((self.own_k, fresh.keys), (self.own_v, fresh.values)):
+            for layer, packed in new.items():
+                old = store.get(layer)
+                space = packed.new_zeros(sum(samples), packed.shape[1], GROW if old is None else old.shape[2], packed.shape[3])
+                store[layer] = space if old is None else torch.cat([old, space])
+        for length, count in zip(fresh.lengths, samples, strict=True):
+            self.groups += [len(self.prompts)] * count
+            self.prompts.append(length)
+        self.own += [0] * sum(samples)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         """Only these rows go on; groups without rows leave with them."""
-        groups, self.group_R = self.group_R[rows].unique(return_inverse=True)
-        self.length_R = self.length_R[rows]
-        own = {"k": self.own_k, "v": self.own_v}
-        for part in own.values():
-            for layer, x in part.items():
-                part[layer] = x[rows]
-        if len(groups) < len(self.prompt_G):
-            self.prompt_G = self.prompt_G[groups]
-            longest = int(self.prompt_G.max()) if len(groups) else 0
-            for part in (self.prompt_k, self.prompt_v):
-                for layer, x in part.items():
-                    part[layer] = x[groups][:, :, :longest]
-        self._arrange()
+        for store in (self.own_k, self.own_v):
+            for layer, x in store.items():
+                store[layer] = x[list(rows)]
+        self.own = [self.own[r] for r in rows]
+        old = [self.groups[r] for r in rows]
+        stay = sorted(set(old))
+        self.groups = [stay.index(g) for g in old]
+        if len(stay) < len(self.prompts):
+            self.prompts = [self.prompts[g] for g in stay]
+            longest = max(self.prompts, default=0)
+            for store in (self.prompt_k, self.prompt_v):
+                for layer, x in store.items():
+                    store[layer] = x[stay][:, :, :longest].contiguous()
 
-    def begin_step(self) -> Tensor:
-        """Make room for one more own token per row; (R,) positions of the tokens about to be fed."""
-        need = int(self.length_R.max()) + 1
-        for part in (self.own_k, self.own_v):
-            for layer, x in part.items():
+    def begin_step(self) -> list[int]:
+        """Make room for one more own token per row; the positions of the tokens about to be fed."""
+        need = max(self.own) + 1
+        for store in (self.own_k, self.own_v):
+            for layer, x in store.items():
                 if x.shape[2] < need:
-                    part[layer] = F.pad(x, (0, 0, 0, GROW))
-        self.masks = {}
-        return self.prompt_G[self.group_R] + self.length_R
+                    store[layer] = F.pad(x, (0, 0, 0, GROW))
+        self._step = Step(self, next(iter(self.own_k.values())).device)
+        return [self.prompts[g] + n for g, n in zip(self.groups, self.own, strict=True)]
 
     def end_step(self) -> None:
-        self.length_R = self.length_R + 1
+        self.own = [n + 1 for n in self.own]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
-        """q (R, heads, 1, D) against the row's prompt and own tokens."""
-        r = torch.arange(self.rows)
+        """q (R, heads, 1, D) against each row's prompt and own tokens."""
+        step = self._step
         own_k, own_v = self.own_k[layer], self.own_v[layer]
-        own_k[r, :, self.length_R], own_v[r, :, self.length_R] = k[:, :, 0], v[:, :, 0]
-        t = int(self.length_R.max()) + 1
-        rows, heads, _, d = q.shape
-        kv_heads = k.shape[1]
-        query = (q[:, :, 0] * scaling).view(rows, kv_heads, heads // kv_heads, d)
-        prompt_mask, own_mask = self._masks(window, t)
-        scores = torch.cat(
-            [
-                self._to_prompts(query, self.prompt_k[layer].transpose(-1, -2)).float().masked_fill(prompt_mask, -1e30),
-                (query @ own_k[:, :, :t].transpose(-1, -2)).float().masked_fill(own_mask, -1e30),
-            ],
-            -1,
-        )
-        w = scores.softmax(-1).to(v.dtype)
-        p = self.prompt_k[layer].shape[2]
-        out = self._to_prompts(w[..., :p].contiguous(), self.prompt_v[layer]) + w[..., p:] @ own_v[:, :, :t]
+        step.write(own_k, k)
+        step.write(own_v, v)
+        own_k, own_v = own_k[:, :, : step.width], own_v[:, :, : step.width]
+        (rows, heads, _, d), kv = q.shape, k.shape[1]
+        query = (q[:, :, 0] * scaling).view(rows, kv, heads // kv, d)
+        to_prompt = step.times_prompt(query, self.prompt_k[layer].transpose(-1, -2)).float()
+        to_own = (query @ own_k.transpose(-1, -2)).float()
+        hidden_prompt, hidden_own = step.hidden(window)
+        if hidden_prompt is not None:
+            to_prompt = to_prompt.masked_fill(hidden_prompt, NEVER)
+        if hidden_own is not None:
+            to_own = to_own.masked_fill(hidden_own, NEVER)
+        weights = torch.cat([to_prompt, to_own], -1).softmax(-1).to(v.dtype)
+        p = to_prompt.shape[-1]
+        out = step.times_prompt(weights[..., :p], self.prompt_v[layer]) + weights[..., p:] @ own_v
         return out.reshape(rows, heads, 1, d)
 
-    def _to_prompts(self, x: Tensor, prompt: Tensor) -> Tensor:
-        """(R, kv, n, a) times each row's group's (kv, a, b) -> (R, kv, n, b), one product per group for all its rows."""
-        rows, kv, n, a = x.shape
-        groups, b = len(self.prompt_G), prompt.shape[-1]
-        if self.width * groups != rows:  # ragged: pad the groups to equal width
-            padded = x.new_zeros(groups, self.width, kv, n, a)
-            padded[self.group_R, self.slot_R] = x
+
+class Step:
+    """What all layers of one decoding step share: where rows write, who looks at what, how rows line up with their prompts."""
+
+    def __init__(self, cache: Cache, device: torch.device) -> None:
+        self.own, self.groups = cache.own, cache.groups
+        self.width = max(cache.own, default=0) + 1  # own tokens that exist after this step's are written
+        self.level = len(set(cache.own)) <= 1
+        self.prompt_width = max(cache.prompts, default=0)
+        self.prompt_R = [cache.prompts[g] for g in cache.groups]
+        counts = [cache.groups.count(g) for g in range(len(cache.prompts))]
+        self.count, self.widest = len(counts), max(counts, default=0)
+        self.row_index = torch.arange(len(cache.own), device=device)
+        self.own_R = torch.tensor(cache.own, dtype=torch.int64, device=device)
+        self.even = self.count * self.widest == len(cache.own)
+        if not self.even:  # groups of unequal size: gather them to equal width, empty places hold some row and are thrown away
+            firsts = [sum(counts[:g]) for g in range(self.count)]
+            slots = [g * self.widest + r - firsts[g] for r, g in enumerate(cache.groups)]
+            filled = [0] * (self.count * self.widest)
+            for r, slot in enumerate(slots):
+                filled[slot] = r
+            self.slot_R, self.filled = torch.tensor(slots, device=device), torch.tensor(filled, device=device)
+        self._hidden: dict[int | None, tuple[Tensor | None, Tensor | None]] = {}
+
+    def write(self, store: Tensor, new: Tensor) -> None:
+        """This step's keys or values (R, kv, 1, D) behind each row's own tokens."""
+        if self.level:
+            store[:, :, self.width - 1] = new[:, :, 0]
         else:
-            padded = x.view(groups, self.width, kv, n, a)
-        y = padded.permute(0, 2, 1, 3, 4).reshape(groups, kv, self.width * n, a) @ prompt
-        y = y.view(groups, kv, self.width, n, b).permute(0, 2, 1, 3, 4)
-        return y.reshape(rows, kv, n, b) if self.width * groups == rows else y[self.group_R, self.slot_R]
+            store[self.row_index, :, self.own_R] = new[:, :, 0]
 
-    def _masks(self, window: int | None, t: int) -> tuple[Tensor, Tensor]:
-        """True where a row must not look: (R, 1, 1, P) and (R, 1, 1, t). The same for all layers with one window."""
-        if window not in self.masks:
-            p = next(iter(self.prompt_k.values())).shape[2]
-            length = self.prompt_G[self.group_R][:, None]
-            j, i = torch.arange(p)[None], torch.arange(t)[None]
-            prompt, own = j >= length, i > self.length_R[:, None]
+    def times_prompt(self, x: Tensor, prompt: Tensor) -> Tensor:
+        """(R, kv, n, a) times each row's group's (kv, a, b) -> (R, kv, n, b): one product per group for all its rows."""
+        _, kv, n, a = x.shape
+        b = prompt.shape[-1]
+        x = x if self.even else x[self.filled]
+        x = x.reshape(self.count, self.widest, kv, n, a).transpose(1, 2).reshape(self.count, kv, self.widest * n, a)
+        y = (x @ prompt).view(self.count, kv, self.widest, n, b).transpose(1, 2).reshape(-1, kv, n, b)
+        return y if self.even else y[self.slot_R]
+
+    def hidden(self, window: int | None) -> tuple[Tensor | None, Tensor | None]:
+        """True where a row must not look: (R, 1, 1, P) and (R, 1, 1, T), None where it may look everywhere. One pair per window."""
+        if window not in self._hidden:
+            device = self.row_index.device
+            length = torch.tensor(self.prompt_R, device=device)[:, None]
+            at, own = length + self.own_R[:, None], self.own_R[:, None]
+            j, i = torch.arange(self.prompt_width, device=device), torch.arange(self.width, device=device)
+            prompt, mine = j >= length, i > own
             if window is not None:
-                prompt = prompt | (length + self.length_R[:, None] - j >= window)
-                own = own | (self.length_R[:, None] - i >= window)
-            self.masks[window] = (prompt[:, None, None], own[:, None, None])
-        return self.masks[window]
-
-    def _arrange(self) -> None:
-        """Each row's place inside its group, and the widest group."""
-        counts = torch.bincount(self.group_R, minlength=len(self.prompt_G))
-        starts = counts.cumsum(0) - counts
-        self.slot_R = torch.arange(self.rows) - starts[self.group_R]
-        self.width = int(counts.max()) if len(counts) else 0
-        self.masks = {}
+                prompt, mine = prompt | (at - j >= window), mine | (own - i >= window)
+            self._hidden[window] = (_mask(prompt), _mask(mine))
+        return self._hidden[window]
 
 
-def _stack(old: Tensor | None, new: Tensor) -> Tensor:
-    """Prompts below each other, padded to the longest."""
-    if old is None:
-        return new
-    width = max(old.shape[2], new.shape[2])
-    return torch.cat([F.pad(x, (0, 0, 0, width - x.shape[2])) for x in (old, new)])
+def _mask(hidden_RK: Tensor) -> Tensor | None:
+    return hidden_RK[:, None, None] if bool(hidden_RK.any()) else None
+
+
+def _causal_window(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """(length, length) True where a token may look; None where plain causal attention does the same."""
+    if window is None or window >= length:
+        return None
+    i = torch.arange(length, device=device)
+    return (i <= i[:, None]) & (i[:, None] - i < window)
+
+
+def _stack(old: Tensor | None, fresh: Sequence[Tensor]) -> Tensor:
+    """(groups, kv, P, D) from what is there and new (kv, length, D) prompts, padded to the longest."""
+    kept = [] if old is None else list(old)
+    width = max(x.shape[1] for x in (*kept, *fresh))
+    return torch.stack([F.pad(x, (0, 0, 0, width - x.shape[1])) for x in (*kept, *fresh)])
 
 
 def engine_attention(

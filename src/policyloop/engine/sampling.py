@@ -1,30 +1,51 @@
 """One token per row from logits: temperature, top-k, top-p, min-p, then a two-level inverse CDF.
 
-In: logits (R, V) float32, u (R,) float64. Out: token ids (R,), log-probs (R,) of log-softmax(logits / temperature) over the full vocabulary,
-before any truncation. Block sums first, then inside one block: exact to float64 where a float32 cumulative sum over the vocabulary loses
-thousands of words, and several times faster.
+In: logits (R, V), u (R,) float64 in [0, 1). Out: token ids (R,) and their log-softmax(logits / temperature) over the full vocabulary,
+before any truncation. Block sums first, then inside one block: the index of the float64 CDF, where a float32 cumulative sum over the
+vocabulary gives thousands of words no width at all, and several times faster.
+
+Order and ties: top-k, then top-p on the mass that is left, then min-p against the likeliest word; words as likely as the last one that
+stays all stay, so the vocabulary's order never decides.
 
 Example: probabilities [0.5, 0.3, 0.2], u = 0.6 -> token 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from policyloop.errors import BadInput
 from policyloop.types import SamplingParams
 
 BLOCK = 256
-SHORTLIST = 1024  # top-p looks here first; a full sort of V is the fallback
+SHORTLISTS = (256, 4096)  # top-p looks at so many likeliest words before it sorts a row's whole vocabulary
+
+
+def check(p: SamplingParams) -> None:
+    """Refuse what has no meaning, by name."""
+    rules = (
+        ("max_new_tokens", p.max_new_tokens, p.max_new_tokens >= 1, "1 or more"),
+        ("n", p.n, p.n >= 1, "1 or more"),
+        ("temperature", p.temperature, 0 <= p.temperature < math.inf, "0 (greedy) or more"),
+        ("top_p", p.top_p, 0 < p.top_p <= 1, "above 0, up to 1 (off)"),
+        ("top_k", p.top_k, p.top_k >= 0, "0 (off) or more"),
+        ("min_p", p.min_p, 0 <= p.min_p <= 1, "0 (off) to 1"),
+        ("stop", p.stop, all(p.stop), "strings with at least one character"),
+    )
+    for name, given, fine, allowed in rules:
+        if not fine:
+            raise BadInput(f"{name} {given!r}", allowed, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Per-row settings as (R, 1) tensors; `any_*` skip what no row asks for."""
+    """Per-row settings as (R, 1) tensors."""
 
     temperature: Tensor
     greedy: Tensor
@@ -47,57 +68,76 @@ class Truncation:
 
 
 def sample(logits_RV: Tensor, u_R: Tensor, how: Truncation) -> tuple[Tensor, Tensor]:
-    """Token ids and their untruncated log-probs."""
-    z = logits_RV.float() / how.temperature
-    lse = z.logsumexp(-1, keepdim=True)
+    """Token ids and their untruncated log-probs (NaN where the logits are not finite)."""
+    z = logits_RV.float()
+    if bool((how.temperature != 1).any()):
+        z = z / how.temperature
+    top = z.amax(-1, keepdim=True)
+    e = (z - top).exp_()  # probabilities up to a factor; the likeliest word has 1
+    sums = block_sums(e)
+    log_total = sums.sum(-1, keepdim=True).log()
     if bool(how.greedy.all()):
         token = z.argmax(-1)
     else:
-        p = truncate((z - lse).exp(), how)
-        token = torch.where(how.greedy[:, 0], z.argmax(-1), inverse_cdf(p, u_R))
-    return token, (z.gather(1, token[:, None]) - lse)[:, 0]
+        kept = truncate(e, how)
+        token = inverse_cdf(kept, u_R, sums if kept is e else None)
+        if bool(how.greedy.any()):
+            token = torch.where(how.greedy[:, 0], z.argmax(-1), token)
+    logprob = (z.gather(1, token[:, None]) - top).double() - log_total
+    return token, logprob[:, 0].float()
 
 
-def truncate(p_RV: Tensor, how: Truncation) -> Tensor:
-    """Probabilities with the words that top-k, top-p and min-p leave out set to 0 (not renormalised)."""
+def truncate(e_RV: Tensor, how: Truncation) -> Tensor:
+    """Unnormalised probabilities with the words that top-k, top-p and min-p leave out set to 0; the same object if nothing is cut."""
     if bool((how.top_k > 0).any()):
-        k = int(how.top_k.max().clamp_max(p_RV.shape[1]))
-        best = p_RV.topk(k, -1).values
-        at = (how.top_k.clamp(1, k) - 1).clamp_max(k - 1)
-        limit = torch.where(how.top_k > 0, best.gather(1, at), 0.0)
-        p_RV = torch.where(p_RV >= limit, p_RV, 0.0)
+        k = int(how.top_k.max().clamp_max(e_RV.shape[1]))
+        last = (how.top_k.clamp(1, k) - 1).clamp_max(k - 1)
+        edge = e_RV.topk(k, -1).values.gather(1, last)
+        e_RV = torch.where(e_RV >= torch.where(how.top_k > 0, edge, 0.0), e_RV, 0.0)
     if bool((how.top_p < 1).any()):
-        p_RV = torch.where(p_RV >= _nucleus(p_RV, how.top_p), p_RV, 0.0)
+        e_RV = torch.where(e_RV >= nucleus_edge(e_RV, how.top_p), e_RV, 0.0)
     if bool((how.min_p > 0).any()):
-        p_RV = torch.where(p_RV >= how.min_p * p_RV.amax(-1, keepdim=True), p_RV, 0.0)
-    return p_RV
+        e_RV = torch.where(e_RV >= how.min_p * e_RV.amax(-1, keepdim=True), e_RV, 0.0)
+    return e_RV
 
 
-def _nucleus(p_RV: Tensor, top_p: Tensor) -> Tensor:
-    """(R, 1) the smallest probability inside the smallest set whose mass reaches top_p."""
-    wanted = top_p * p_RV.double().sum(-1, keepdim=True)
-    for size in (min(SHORTLIST, p_RV.shape[1]), p_RV.shape[1]):
-        best = p_RV.topk(size, -1).values
+def nucleus_edge(e_RV: Tensor, top_p: Tensor) -> Tensor:
+    """(R, 1) the smallest value inside the smallest set whose share of the row's mass reaches top_p; 0 where top_p is off."""
+    edge = torch.zeros_like(e_RV[:, :1])
+    wanted = top_p * block_sums(e_RV).sum(-1, keepdim=True)
+    rows = torch.nonzero(top_p[:, 0] < 1)[:, 0]
+    for size in (*(s for s in SHORTLISTS if s < e_RV.shape[1]), e_RV.shape[1]):
+        best = e_RV[rows].topk(size, -1).values
         mass = best.double().cumsum(-1)
-        if size == p_RV.shape[1] or bool((mass[:, -1:] >= wanted).all()):
+        last = (mass < wanted[rows]).sum(-1, keepdim=True)
+        edge[rows] = best.gather(1, last.clamp_max(size - 1))
+        rows = rows[last[:, 0] == size]  # not reached yet: a longer list for these rows alone
+        if not len(rows):
             break
-    last = (mass < wanted).sum(-1, keepdim=True).clamp_max(best.shape[1] - 1)
-    return torch.where(top_p < 1, best.gather(1, last), 0.0)
+    return edge
 
 
-def inverse_cdf(p_RV: Tensor, u_R: Tensor) -> Tensor:
-    """(R,) the first index whose cumulative mass exceeds u · total; words of probability 0 are never drawn."""
-    rows, v = p_RV.shape
-    blocks = -(-v // BLOCK)
-    p = F.pad(p_RV, (0, blocks * BLOCK - v)).view(rows, blocks, BLOCK)
-    coarse = p.double().sum(-1).cumsum(-1)
-    target = u_R.double()[:, None] * coarse[:, -1:]
-    block = torch.searchsorted(coarse, target, right=True).clamp_max(blocks - 1)
-    # u · total may round up to the total itself: step back to the last block that has any mass
-    full = (coarse[:, -1:] > coarse.new_zeros(1)) & (torch.searchsorted(coarse, coarse[:, -1:]).clamp_max(blocks - 1) < block)
-    block = torch.where(full, torch.searchsorted(coarse, coarse[:, -1:]).clamp_max(blocks - 1), block)
+def block_sums(e_RV: Tensor) -> Tensor:
+    """(R, blocks) float64 sums of consecutive BLOCK words."""
+    return _blocks(e_RV).double().sum(-1)
+
+
+def inverse_cdf(e_RV: Tensor, u_R: Tensor, sums: Tensor | None = None) -> Tensor:
+    """(R,) the first index whose cumulative mass exceeds u · total; a word of mass 0 is never drawn. `sums`: its block sums, if known."""
+    coarse = (block_sums(e_RV) if sums is None else sums).cumsum(-1)
+    total = coarse[:, -1:].contiguous()
+    # u · total may round up to the total itself: never beyond the block in which the total is reached
+    last_block = torch.searchsorted(coarse, total).clamp_max(coarse.shape[1] - 1)
+    target = u_R.double()[:, None] * total
+    block = torch.minimum(torch.searchsorted(coarse, target, right=True), last_block)
     before = torch.where(block > 0, coarse.gather(1, (block - 1).clamp_min(0)), 0.0)
-    inside = p[torch.arange(rows), block[:, 0]].double().cumsum(-1)
-    fine = torch.searchsorted(inside, target - before, right=True)
-    last = (inside < inside[:, -1:]).sum(-1, keepdim=True)  # the last word of the block with any mass
-    return (block * BLOCK + torch.minimum(fine, last))[:, 0]
+    inside = _blocks(e_RV)[torch.arange(len(e_RV), device=e_RV.device), block[:, 0]].double().cumsum(-1)
+    last_word = torch.searchsorted(inside, inside[:, -1:].contiguous())
+    word = torch.minimum(torch.searchsorted(inside, target - before, right=True), last_word)
+    return (block * BLOCK + word)[:, 0].clamp_max(e_RV.shape[1] - 1)
+
+
+def _blocks(e_RV: Tensor) -> Tensor:
+    """(R, blocks, BLOCK), padded with zeros where the vocabulary does not divide."""
+    rows, v = e_RV.shape
+    return F.pad(e_RV, (0, -v % BLOCK)).view(rows, -1, BLOCK) if v % BLOCK else e_RV.view(rows, -1, BLOCK)
