@@ -103,6 +103,8 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     torch.manual_seed(settings.seed)
     disable_progress_bar()  # a bar per model load says nothing and breaks plain logs
     task = task or load_task(recipe.data, settings.seed)
+    for note in task.notes:
+        say(f"data: {note}")
     prompts = task.train()
     planned = plan(recipe, len(prompts))
     path = resolve(recipe.model.base_model_path)

@@ -10,7 +10,8 @@ import yaml
 
 from policyloop.errors import BadInput, Conflict
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+_INSTALLED = Path(__file__).parent.parent / "recipes"
+RECIPES = _INSTALLED if _INSTALLED.exists() else Path(__file__).parents[3] / "recipes"  # a checkout keeps them at its root
 
 
 def recipe_names() -> list[str]:
