@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,12 +66,16 @@ def advance(rows: Sequence[Row], logits_RV: Tensor) -> list[int]:
     u = uniforms(np.array([r.key for r in rows], dtype=np.uint64), [len(r.ids) for r in rows])
     tokens, logprobs = sample(logits_RV.cpu(), torch.from_numpy(u), Truncation.of([r.params for r in rows]))
     for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-        row.push(token, logprob)
+        if math.isnan(logprob):  # the logits are not finite: nothing was sampled
+            row.end("error")
+        else:
+            row.push(token, logprob)
     return [i for i, row in enumerate(rows) if row.reason is None]
 
 
 class Batch(Protocol):
-    rows: list[Row]
+    @property
+    def rows(self) -> list[Row]: ...
 
     def admit(self, waiting: deque[list[Row]]) -> None: ...
 
@@ -87,7 +92,7 @@ class SharedBatch:
     def __init__(self, model: PreTrainedModel, budget: Budget, began: Callable[[Row], None]) -> None:
         self.model, self.budget, self.began = model, budget, began
         self.cache = Cache()
-        self.rows: list[Row] = []
+        self.rows: list[Row] = []  # in the cache's order
 
     def admit(self, waiting: deque[list[Row]]) -> None:
         for part in _parts(self.budget.take(waiting, self.rows, self.tokens())):

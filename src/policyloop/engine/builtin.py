@@ -11,6 +11,7 @@ Example:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -199,7 +200,7 @@ class _Mailbox:
         return self.queue
 
     def __call__(self, delta: Delta) -> None:
-        if not self.loop.is_closed():
+        with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.queue.put_nowait, delta)
 
 
@@ -215,7 +216,7 @@ def kv_bytes_per_token(model: PreTrainedModel) -> int:
 def prompts_can_be_shared(model: PreTrainedModel) -> bool:
     """Try it: two short prompts, three rows, two steps, through the shared attention and through the module's own. Where the two ways
     agree the shared one stays switched on; whatever an attention layer does beside attending (sinks, soft caps, shared layers) shows."""
-    own = model.config._attn_implementation
+    own = model.config._attn_implementation or "sdpa"
     low = 3 if model.config.get_text_config().vocab_size > 16 else 0
     prompts, more = (
         [[low + i for i in (1, 4, 2, 7, 5)], [low + 3, low + 6]],

@@ -102,9 +102,6 @@ class Row:
 
     def push(self, token: int, logprob: float) -> None:
         """One more token, and whether it was the last."""
-        if math.isnan(logprob):  # the logits were not finite: nothing was sampled
-            self.end("error")
-            return
         self.ids.append(token)
         self.logprobs.append(logprob if self.params.logprobs else math.nan)
         if token in self.stop_ids or (self.text is not None and self.text.push(token)):

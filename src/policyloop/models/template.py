@@ -294,14 +294,15 @@ class Renderer:
 
 
 class TextStream:
-    """Ids in, whole characters out: bytes of an unfinished character wait for the rest.
+    """Ids in, whole characters out: bytes of an unfinished character wait for the rest, three signs at most.
 
     >>> stream = renderer.stream(); [stream.push([i]) for i in ids] + [stream.finish()]   # joined: renderer.decode(ids)
     """
 
     def __init__(self, renderer: Renderer) -> None:
         self._decode, self._ids = renderer.decode, list[int]()
-        self._from = self._read = 0  # text of ids[_from:_read] has been given out; it gives the rest its context
+        # all text up to ids[:_read] has been given out, and of the text of ids[_from:] the first `_given` characters
+        self._from = self._read = self._given = 0
 
     def push(self, ids: Sequence[int]) -> str:
         self._ids += ids
@@ -311,13 +312,19 @@ class TextStream:
         return self._advance(waits=False)
 
     def _advance(self, waits: bool) -> str:
-        given, now = self._decode(self._ids[self._from : self._read]), self._decode(self._ids[self._from :])
-        if len(now) <= len(given) or (waits and now.endswith("\N{REPLACEMENT CHARACTER}")):
-            return ""
-        self._from, self._read = self._read, len(self._ids)
-        return now[len(given) :]
+        now = self._decode(self._ids[self._from :])
+        ready = len(now)
+        while waits and ready > len(now) - LONGEST_WAIT and now.endswith(UNFINISHED, 0, ready):
+            ready -= 1
+        piece, self._given = now[self._given : ready], max(self._given, ready)
+        if piece and ready == len(now):  # between characters: what follows needs only the last piece as its context
+            self._from, self._read = self._read, len(self._ids)
+            self._given = len(self._decode(self._ids[self._from :]))
+        return piece
 
 
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+LONGEST_WAIT = 3  # a character has at most 4 bytes: the fourth completes it or shows that there is none
 MARK = "\uf8f7"  # private use: no model writes it, no text needs it
 
 
