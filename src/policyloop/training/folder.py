@@ -42,8 +42,12 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder = cls(path)
         folder.lock()
-        folder.write_config(config)
-        replace_durably(path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False, default=str).encode())
+        try:
+            folder.write_config(config)
+            replace_durably(path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False, default=str).encode())
+        except BaseException:
+            folder.unlock()
+            raise
         return folder
 
     def lock(self) -> None:

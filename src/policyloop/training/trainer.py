@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -37,6 +37,7 @@ from policyloop.training import TrainingSettings
 from policyloop.types import Batch, Group, Outputs, Progress
 
 Stats = dict[str, Stat]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -114,9 +115,12 @@ class Trainer:
                 batch.ref_logprobs_NT = self.logprobs(batch, tokens)
         return batch
 
-    @torch.no_grad()
     def logprobs(self, batch: Batch, tokens: Sequence[Tokens]) -> Tensor:
         """(N, T) float32 log-probs at the sampling temperature under the weights as they are, 0 outside the mask."""
+        return self._within_memory(lambda: self._logprobs(batch, tokens))
+
+    @torch.no_grad()
+    def _logprobs(self, batch: Batch, tokens: Sequence[Tokens]) -> Tensor:
         out = torch.zeros(batch.mask_NT.shape, dtype=torch.float32)
         for index in split([(t.group, t.prompt, t.completion) for t in tokens], self.budget):
             outputs, width = self._forward(batch.rows(index), [tokens[i] for i in index], entropy=False)
@@ -152,11 +156,15 @@ class Trainer:
         return "ok", norm
 
     def _accumulate(self, objective: Objective, batch: Batch, tokens: list[Tokens], rows: list[int]) -> tuple[float, Stats]:
-        """Gradients of the whole optimizer step. Out of memory drops all of them, halves the budget and replays."""
+        """Gradients of the whole optimizer step."""
+        return self._within_memory(lambda: self._backward(objective, batch, tokens, rows))
+
+    def _within_memory(self, work: Callable[[], T]) -> T:
+        """Out of memory drops all gradients of the step, halves the budget and does the whole work again."""
         while True:
             self.optimizer.zero_grad(set_to_none=True)
             try:
-                return self._backward(objective, batch, tokens, rows)
+                return work()
             except (RuntimeError, MemoryError) as problem:
                 if not out_of_memory(problem):
                     raise
