@@ -105,7 +105,7 @@ def test_frequencies() -> None:
 
 def test_each_row_has_its_own_settings() -> None:
     """One mixed batch = every row alone, bit for bit."""
-    rows = list(FILTERS.values()) + [replace(BASE, temperature=0.0), replace(BASE, temperature=0.0, top_k=3)]
+    rows = [*FILTERS.values(), replace(BASE, temperature=0.0), replace(BASE, temperature=0.0, top_k=3)]
     torch.manual_seed(1)
     logits = torch.randn(len(rows), 3000) * 2
     u = torch.rand(len(rows), dtype=torch.float64)

@@ -168,35 +168,39 @@ class PlainBatch:
         for rows in self.budget.take(waiting, self.rows, self.tokens()):
             for row in rows:
                 self.began(row)
-            prompt = torch.tensor([rows[0].request.prompt_token_ids], device=self.model.device)
-            out = self.model(input_ids=prompt, use_cache=True, logits_to_keep=1)
-            alive = advance(rows, out.logits[:, -1].expand(len(rows), -1))
-            # the one prompt's state, once per row that goes on
-            self._put([rows[i] for i in alive], out.past_key_values, [0] * len(alive))
+            logits, cache = self._forward([rows[0].request.prompt_token_ids], None)
+            alive = advance(rows, logits.expand(len(rows), -1))
+            cache.reorder_cache(
+                torch.zeros(len(alive), dtype=torch.int64, device=self.model.device)
+            )  # the prompt's, once per row
+            self._put([*self.groups, ([rows[i] for i in alive], cache)])
 
     def step(self) -> None:
-        groups, self.groups = self.groups, []
-        for rows, cache in groups:
-            last = torch.tensor([[row.ids[-1]] for row in rows], device=self.model.device)
-            out = self.model(input_ids=last, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            alive = advance(rows, out.logits[:, -1])
-            self._put([rows[i] for i in alive], out.past_key_values, alive if len(alive) < len(rows) else None)
+        groups = []
+        for rows, cache in self.groups:
+            logits, cache = self._forward([[row.ids[-1]] for row in rows], cache)
+            groups.append(self._keep(rows, cache, advance(rows, logits)))
+        self._put(groups)
 
     def drop(self, gone: Collection[Row]) -> None:
-        groups, self.groups = self.groups, []
-        for rows, cache in groups:
-            alive = [i for i, row in enumerate(rows) if row not in gone]
-            self._put([rows[i] for i in alive], cache, alive if len(alive) < len(rows) else None)
+        stay = [[i for i, row in enumerate(rows) if row not in gone] for rows, _ in self.groups]
+        self._put([self._keep(rows, cache, alive) for (rows, cache), alive in zip(self.groups, stay, strict=True)])
 
     def tokens(self) -> int:
         return sum(cost(rows) for rows, _ in self.groups)
 
-    def _put(self, rows: list[Row], cache: Any, select: Sequence[int] | None) -> None:
-        if not rows:
-            return
-        if select is not None:
-            cache.reorder_cache(torch.tensor(select, device=self.model.device))
-        self.groups.append((rows, cache))
+    def _forward(self, ids: Sequence[Sequence[int]], cache: Any) -> tuple[Tensor, Any]:
+        given = torch.tensor(ids, device=self.model.device)
+        out = self.model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1], out.past_key_values
+
+    def _keep(self, rows: list[Row], cache: Any, alive: Sequence[int]) -> tuple[list[Row], Any]:
+        if len(alive) < len(rows):
+            cache.reorder_cache(torch.tensor(alive, dtype=torch.int64, device=self.model.device))
+        return [rows[i] for i in alive], cache
+
+    def _put(self, groups: Sequence[tuple[list[Row], Any]]) -> None:
+        self.groups = [(rows, cache) for rows, cache in groups if rows]
 
 
 def _parts(requests: Sequence[list[Row]]) -> Iterator[list[list[Row]]]:

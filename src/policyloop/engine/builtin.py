@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -78,10 +78,8 @@ class BuiltinEngine:
         renderer = load_renderer(given, options.pop("template", None))
         adapter = given if (given / "adapter_config.json").exists() else None
         path = given if adapter is None else base_of(given)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, spec.dtype), local_files_only=True).to(
-            spec.device
-        )
-        engine = cls(model, renderer, spec.version, base_digest(path), **options)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, spec.dtype), local_files_only=True)
+        engine = cls(cast(Any, model).to(spec.device), renderer, spec.version, base_digest(path), **options)
         if adapter is not None:
             engine.publish(adapter_weights(adapter, spec.version, engine.base))
         return engine
