@@ -47,7 +47,9 @@ def test_values_and_gradients(
 
 
 def test_the_example_of_the_module() -> None:
-    logprobs, entropy = TokenLogprobs.apply(torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]]), None, torch.tensor([0]), Head(), True)
+    logprobs, entropy = TokenLogprobs.apply(
+        torch.tensor([[1.0]]), torch.tensor([[2.0], [0.0]]), None, torch.tensor([0]), Head(), True
+    )
     torch.testing.assert_close(logprobs, torch.tensor([-0.1269]), atol=1e-4, rtol=0)
     torch.testing.assert_close(entropy, torch.tensor([0.3654]), atol=1e-4, rtol=0)
 

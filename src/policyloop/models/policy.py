@@ -34,6 +34,7 @@ from policyloop.models import LoraSettings, ModelSettings
 from policyloop.models.attention import ATTENTION
 from policyloop.models.catalogue import base_of, resolve
 from policyloop.models.head import Head, TokenLogprobs
+from policyloop.models.lora import quicken
 from policyloop.models.memory import Need, available_bytes
 from policyloop.models.pack import pack
 from policyloop.models.template import load_renderer
@@ -325,6 +326,7 @@ def adapt(base: PreTrainedModel, lora: LoraSettings | None, adapter: Path | None
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.float()
+    quicken(model)
     return model
 
 
