@@ -234,12 +234,13 @@ def prompts_can_be_shared(model: PreTrainedModel) -> bool:
     except Exception as problem:
         log.info("shared prompts do not run on %s: %s", model.config.model_type, problem)
         apart = float("inf")
-    if apart <= (1e-3 if model.dtype == torch.float32 else 0.1):
+    if apart <= (1e-3 if model.dtype == torch.float32 else 0.2):
         return True
     model.set_attn_implementation(own)
     return False
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Largest total variation between two stacks of next-token distributions."""
-    return float(((a.float().softmax(-1) - b.float().softmax(-1)).abs().sum(-1) / 2).max())
+    """Median total variation between two stacks of next-token distributions. Not the largest: in bfloat16 two right implementations can
+    be 0.97 apart on a single meaningless prefix (seen with SmolLM2), while a wrong one is apart on most of them."""
+    return float(((a.float().softmax(-1) - b.float().softmax(-1)).abs().sum(-1) / 2).median())
