@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from policyloop.errors import BadInput
 from policyloop.types import SamplingParams
 
 BLOCK = 256
-SHORTLISTS = (256, 4096)  # top-p looks at so many likeliest words before it sorts a row's whole vocabulary
+AT_ONCE = 1 << 19  # numbers per pass: what lies in between stays in the cache (five times faster at a vocabulary of 152,000)
 
 
 def check(p: SamplingParams) -> None:
@@ -66,16 +66,28 @@ class Truncation:
             column([p.min_p for p in params], torch.float32),
         )
 
+    def rows(self, part: slice) -> Truncation:
+        return Truncation(*(getattr(self, f.name)[part] for f in fields(self)))
+
 
 def sample(logits_RV: Tensor, u_R: Tensor, how: Truncation) -> tuple[Tensor, Tensor]:
-    """Token ids and their untruncated log-probs (NaN where the logits are not finite)."""
-    z = logits_RV.float()
+    """Token ids and their untruncated log-probs (NaN where a row's logits are not finite)."""
+    size = max(1, AT_ONCE // logits_RV.shape[1])
+    parts = [slice(start, start + size) for start in range(0, len(logits_RV), size)]
+    drawn = [_sample(logits_RV[part].float(), u_R[part], how.rows(part)) for part in parts]
+    return torch.cat([token for token, _ in drawn]), torch.cat([logprob for _, logprob in drawn])
+
+
+def _sample(z: Tensor, u_R: Tensor, how: Truncation) -> tuple[Tensor, Tensor]:
     if bool((how.temperature != 1).any()):
         z = z / how.temperature
     top = z.amax(-1, keepdim=True)
     e = (z - top).exp_()  # probabilities up to a factor; the likeliest word has 1
     sums = block_sums(e)
-    log_total = sums.sum(-1, keepdim=True).log()
+    total = sums.sum(-1, keepdim=True)
+    if not bool((total < math.inf).all()):  # any word will do: its log-prob is not a number
+        e, sums = torch.where(total < math.inf, e, 1.0), torch.where(total < math.inf, sums, 1.0)
+        total = torch.where(total < math.inf, total, math.nan)
     if bool(how.greedy.all()):
         token = z.argmax(-1)
     else:
@@ -83,7 +95,7 @@ def sample(logits_RV: Tensor, u_R: Tensor, how: Truncation) -> tuple[Tensor, Ten
         token = inverse_cdf(kept, u_R, sums if kept is e else None)
         if bool(how.greedy.any()):
             token = torch.where(how.greedy[:, 0], z.argmax(-1), token)
-    logprob = (z.gather(1, token[:, None]) - top).double() - log_total
+    logprob = (z.gather(1, token[:, None]) - top).double() - total.log()
     return token, logprob[:, 0].float()
 
 
@@ -103,18 +115,20 @@ def truncate(e_RV: Tensor, how: Truncation) -> Tensor:
 
 def nucleus_edge(e_RV: Tensor, top_p: Tensor) -> Tensor:
     """(R, 1) the smallest value inside the smallest set whose share of the row's mass reaches top_p; 0 where top_p is off."""
-    edge = torch.zeros_like(e_RV[:, :1])
-    wanted = top_p * block_sums(e_RV).sum(-1, keepdim=True)
-    rows = torch.nonzero(top_p[:, 0] < 1)[:, 0]
-    for size in (*(s for s in SHORTLISTS if s < e_RV.shape[1]), e_RV.shape[1]):
-        best = e_RV[rows].topk(size, -1).values
-        mass = best.double().cumsum(-1)
-        last = (mass < wanted[rows]).sum(-1, keepdim=True)
-        edge[rows] = best.gather(1, last.clamp_max(size - 1))
-        rows = rows[last[:, 0] == size]  # not reached yet: a longer list for these rows alone
-        if not len(rows):
-            break
-    return edge
+    edges = [_nucleus_edge(row, share) if share < 1 else 0.0 for row, share in zip(e_RV, top_p[:, 0].tolist(), strict=True)]
+    return torch.tensor(edges, dtype=e_RV.dtype)[:, None]
+
+
+def _nucleus_edge(row_V: Tensor, share: float) -> float:
+    """Without sorting the vocabulary: masses by leading bits (floats above 0 order as their bits), then a sort inside one such bucket."""
+    lead = row_V.view(torch.int32) >> 16
+    masses = torch.bincount(lead, weights=row_V.double())
+    from_top = masses.flip(0).cumsum(0)
+    wanted = share * from_top[-1]
+    at = int(torch.searchsorted(from_top, wanted))
+    best = row_V[lead == len(masses) - 1 - at].sort(descending=True).values
+    mass = best.double().cumsum(0) + (from_top[at - 1] if at else 0.0)
+    return float(best[int((mass < wanted).sum().clamp_max(len(best) - 1))])
 
 
 def block_sums(e_RV: Tensor) -> Tensor:
