@@ -17,7 +17,7 @@ TEST_SEED = 20_261_130  # of the held-out texts of the demo's comparison; nothin
 def demo(
     folder: Annotated[Path, typer.Option("--run", help="Where the runs go.")] = Path("runs"),
     tiny: Annotated[bool, typer.Option("--tiny", help="The tiny model: no download, about two minutes.")] = False,
-    prompts: Annotated[int, typer.Option("--prompts", help="Held-out problems of the comparison.")] = 240,
+    prompts: Annotated[int, typer.Option("--prompts", help="Held-out problems of the comparison.")] = 200,
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps of each run (default: the recipe's).")] = None,
 ) -> None:
     """The main job on a real model: measure, train GRPO and GFPO, compare, report, ask."""
@@ -31,7 +31,7 @@ def demo(
     base = first.model.base_model_path
     limits = (64,) if tiny else (128, first.rollout.max_new_tokens)
     print(f"\n== the untouched model, {prompts} held-out problems that no training text asks ==")
-    before = {limit: _evaluation(base, first, prompts, limit) for limit in limits}
+    before = _evaluations(base, first, prompts, limits)
     after = {name: _train(name, recipe, folder, prompts, limits) for name, recipe in recipes.items()}
     _compare(before, after, limits, tiny)
     _report_and_ask([folder / f"demo-{n}" for n in names], recipes[names[1]], tiny)
@@ -61,15 +61,18 @@ def _sparse(line: str) -> None:
         print(line, flush=True)
 
 
-def _evaluation(model: str, recipe: Any, prompts: int, limit: int) -> Any:
+def _evaluations(model: str, recipe: Any, prompts: int, limits: tuple[int, ...]) -> dict[int, Any]:
+    """One greedy evaluation at the most generous limit; tighter limits are read off it."""
     import dataclasses
 
-    from policyloop.cli.evaluate import _measure
+    from policyloop.cli.evaluate import measure
 
     settings = dataclasses.replace(recipe.evaluation, prompts=prompts, seed=TEST_SEED)
-    found = _measure(model, dataclasses.replace(recipe, evaluation=settings), limit)
-    print(f"{model}, limit {limit}: {found.sentence()}", flush=True)
-    return found
+    found = measure(model, dataclasses.replace(recipe, evaluation=settings), max(limits))
+    by_limit = {limit: found.at_limit(limit) if limit < max(limits) else found for limit in limits}
+    for limit, result in by_limit.items():
+        print(f"{found.version}, limit {limit} tokens: {result.sentence()}", flush=True)
+    return by_limit
 
 
 def _train(name: str, recipe: Any, folder: Path, prompts: int, limits: tuple[int, ...]) -> dict[int, Any]:
@@ -77,7 +80,7 @@ def _train(name: str, recipe: Any, folder: Path, prompts: int, limits: tuple[int
 
     print(f"\n== {name} ==", flush=True)
     run = start(recipe, folder / f"demo-{name}", resume="auto")
-    return {limit: _evaluation(str(run.policy_path), recipe, prompts, limit) for limit in limits}
+    return _evaluations(str(run.policy_path), recipe, prompts, limits)
 
 
 def _compare(before: dict[int, Any], after: dict[str, dict[int, Any]], limits: tuple[int, ...], tiny: bool) -> None:

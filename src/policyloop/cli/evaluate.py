@@ -26,18 +26,22 @@ def _settings(task: str, set_: list[str] | None, **evaluation: Any) -> Any:
     return load(tree)
 
 
-def _measure(model: str, recipe: Any, limit: int, template: str | None = None) -> Any:
-    from policyloop.evaluation.evaluate import evaluate as measure
+def measure(model: str, recipe: Any, limit: int, template: str | None = None) -> Any:
+    """MODEL on the held-out prompts of a recipe, at most `limit` tokens an answer."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from policyloop.evaluation.evaluate import evaluate as evaluated
     from policyloop.evaluation.model import open_model
     from policyloop.tasks import load_task
     from policyloop.types import SamplingParams
 
+    disable_progress_bar()
     s = recipe.evaluation
     task = load_task(recipe.data, recipe.training.seed)
     prompts = list(task.held_out(s.seed))[: s.prompts]
     opened = open_model(model, template=template or recipe.model.template)
     params = SamplingParams(max_new_tokens=limit, temperature=s.temperature, seed=s.seed, n=s.samples)
-    found = measure(opened.engine, opened.renderer, task, prompts, params, version=opened.version)
+    found = evaluated(opened.engine, opened.renderer, task, prompts, params, version=opened.version)
     opened.engine.close()
     return found
 
@@ -56,7 +60,7 @@ def evaluate(
 ) -> None:
     """Held-out accuracy with its interval, lengths, and what they were measured under."""
     recipe = _settings(task, set_, prompts=prompts, temperature=temperature, samples=samples, seed=seed)
-    found = _measure(model, recipe, max_new_tokens, template)
+    found = measure(model, recipe, max_new_tokens, template)
     print(f"{found.version} on {found.task}: {found.sentence()}")
     m = found.metrics()
     print(
@@ -94,7 +98,7 @@ def compare(
         elif not task:
             raise BadInput("compare of two models without --task", "a task, or two files saved by evaluate", "--task")
         else:
-            sides.append(_measure(name, _settings(task, set_, prompts=prompts, seed=seed), max_new_tokens))
+            sides.append(measure(name, _settings(task, set_, prompts=prompts, seed=seed), max_new_tokens))
     result = judge(sides[0], sides[1], margin)
     print("\n".join(result.lines()))
     return int(result.exit_code)

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +69,15 @@ class Evaluation:
         """Mean over prompts of the unbiased estimate."""
         n, right = Counter(i.prompt_id for i in self.judged), Counter(i.prompt_id for i in self.judged if i.correct)
         return statistics.fmean(pass_at_k(n[p], right[p], k) for p in n) if n else math.nan
+
+    def at_limit(self, tokens: int) -> Evaluation:
+        """What a tighter token limit would have given: greedy answers do not depend on it, so a longer one is cut off, and wrong."""
+        cut = tuple(
+            replace(i, length=tokens, truncated=True, correct=None if i.correct is None else False) if i.length > tokens else i
+            for i in self.items
+        )
+        decoding = {**self.conditions["decoding"], "max_new_tokens": tokens}
+        return replace(self, items=cut, conditions={**self.conditions, "decoding": decoding})
 
     def metrics(self) -> dict[str, float]:
         """Flat figures, `eval/...`."""
