@@ -32,9 +32,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.25},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
     "gemma2": {"head_dim": 12, "sliding_window": 6},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "falcon": {"alibi": True, "new_decoder_architecture": False},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
 }
-OWN_ROWS = {"gemma2", "lfm2"}  # soft-capped attention; convolutions
+OWN_ROWS = {"gemma2", "bloom", "falcon", "lfm2"}  # soft-capped attention; ALiBi; convolutions
 
 
 def family(name: str, seed: int = 0, **more: Any) -> PreTrainedModel:
@@ -166,6 +168,13 @@ def test_c10_absolute_positions_and_padding_leave_log_probs_alone() -> None:
 def test_c14_sampled_ids_are_scored_as_they_are() -> None:
     out = full(family("llama"))(packed_of([("g", [1], [55, 94])]), 1.0)
     assert out.logprobs_NT.shape == (1, 2) and bool((out.logprobs_NT < 0).all())
+
+
+def test_a_head_that_is_not_ours_is_refused() -> None:
+    model = family("llama")
+    model.lm_head.register_forward_hook(lambda module, given, out: 2 * out)  # type: ignore[union-attr]
+    with pytest.raises(BadInput, match="the head of llama is unknown"):
+        full(model)
 
 
 def lora(folder: Path, dropout: float = 0.0, **more: Any) -> PolicyModel:
