@@ -60,11 +60,19 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda self, node: int(node.value, 0) if node.value[:2] in ("0o", "0x") else int(node.value))
-_Loader.add_constructor("tag:yaml.org,2002:float", lambda self, node: float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan")))
+_Loader.add_constructor(
+    "tag:yaml.org,2002:int", lambda self, node: int(node.value, 0) if node.value[:2] in ("0o", "0x") else int(node.value)
+)
+_Loader.add_constructor(
+    "tag:yaml.org,2002:float", lambda self, node: float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
+)
 
 
 def load_yaml(source: str | Path) -> dict[str, Any]:
@@ -77,11 +85,13 @@ def load_yaml(source: str | Path) -> dict[str, Any]:
     if len(text) > 1_000_000:
         raise BadInput(f"{where} has {len(text):,} characters", "at most 1,000,000", "CONFIG")
     try:
-        tree = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        tree = yaml.load(text, _Loader)
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark is not None else ""
-        raise BadInput(f"{where} is not YAML{line}: {getattr(problem, 'problem', problem)}", "YAML (spaces, not tabs)", where) from problem
+        raise BadInput(
+            f"{where} is not YAML{line}: {getattr(problem, 'problem', problem)}", "YAML (spaces, not tabs)", where
+        ) from problem
     except (RecursionError, ValueError) as problem:
         raise BadInput(f"{where} cannot be read ({type(problem).__name__})", "ordinary nesting and numbers", where) from problem
     if tree is None:
@@ -97,7 +107,7 @@ def override(tree: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     if not sign or not path.strip():
         raise BadInput(f"--set {assignment}", "key.key=value", "--set")
     try:
-        parsed = yaml.load(value, _Loader)  # noqa: S506 - a SafeLoader
+        parsed = yaml.load(value, _Loader)
     except yaml.YAMLError as problem:
         raise BadInput(f"--set {assignment}: the value is not YAML", "key.key=value", "--set") from problem
     keys = [k.strip().replace("-", "_") for k in path.split(".")]
@@ -242,7 +252,7 @@ def _union(options: tuple[Any, ...], raw: Any, path: str, old: Any) -> Any:
         return None
     rest = [o for o in options if o is not type(None)]
     if isinstance(raw, Mapping) and len([o for o in rest if dataclasses.is_dataclass(o)]) > 1:
-        row = {o.__name__.lower(): o for o in rest if dataclasses.is_dataclass(o)}
+        row: dict[str, type] = {o.__name__.lower(): o for o in rest if isinstance(o, type) and dataclasses.is_dataclass(o)}
         if len(raw) == 1 and next(iter(raw)) in row:
             (name, fields), *_ = raw.items()
             return build(row[name], fields, f"{path}.{name}")
@@ -277,7 +287,9 @@ def to_tree(value: Any) -> Any:
             out[field.name] = _named(tables[field.name], item)
         else:
             out[field.name] = to_tree(item)
-            if dataclasses.is_dataclass(item) and float in get_args(known(type(value))[field.name]):  # a schedule in a number's place
+            if dataclasses.is_dataclass(item) and float in get_args(
+                known(type(value))[field.name]
+            ):  # a schedule in a number's place
                 out[field.name] = {type(item).__name__.lower(): out[field.name]}
     return out
 

@@ -58,5 +58,3 @@ def train(source: Source, learner: Learner, start: Progress, *, name: str, hooks
         for hook in hooks:
             hook(done)
     return progress
-
-

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +227,29 @@ def check(recipe: Recipe) -> None:
             raise BadInput(given, allowed, where)
 
     norm = t.max_grad_norm
-    need(norm is None or norm > 0, f"training.max_grad_norm = {norm}", "a number above 0, or null for no clipping", "training.max_grad_norm")
+    need(
+        norm is None or norm > 0,
+        f"training.max_grad_norm = {norm}",
+        "a number above 0, or null for no clipping",
+        "training.max_grad_norm",
+    )
     for name in ("lr", "steps", "epochs", "prompts_per_step", "batch_size", "per_device_train_batch_size", "grad_accum"):
         value = getattr(t, name)
         need(value is None or value > 0, f"training.{name} = {value}", "a number above 0", f"training.{name}")
     for name in ("micro_batch_tokens", "save_steps", "keep_last"):
         need(getattr(t, name) > 0, f"training.{name} = {getattr(t, name)}", "a number above 0", f"training.{name}")
-    need(recipe.rollout.temperature > 0, f"rollout.temperature = {recipe.rollout.temperature}", "a number above 0", "rollout.temperature")
-    need(recipe.rollout.max_new_tokens > 0, f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens}", "1 or more", "rollout.max_new_tokens")
+    need(
+        recipe.rollout.temperature > 0,
+        f"rollout.temperature = {recipe.rollout.temperature}",
+        "a number above 0",
+        "rollout.temperature",
+    )
+    need(
+        recipe.rollout.max_new_tokens > 0,
+        f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens}",
+        "1 or more",
+        "rollout.max_new_tokens",
+    )
     m = recipe.model
     need(
         m.reference_model_freeze or bool(m.reference_sync_steps),
@@ -248,20 +264,50 @@ def check(recipe: Recipe) -> None:
     efficiency = recipe.rewards.token_efficiency
     if efficiency is not None:
         tau = efficiency.length_ratio_threshold
-        need(0 < tau <= 1, f"token_efficiency.length_ratio_threshold = {tau}", "above 0, up to 1 (1 = off)", "rewards.token_efficiency")
-        need(0 <= efficiency.weight < 1, f"token_efficiency.weight = {efficiency.weight}", "0 up to, not including, the gap of 1 between right and wrong: else a long right answer loses to a short wrong one", "rewards.token_efficiency.weight")
+        need(
+            0 < tau <= 1,
+            f"token_efficiency.length_ratio_threshold = {tau}",
+            "above 0, up to 1 (1 = off)",
+            "rewards.token_efficiency",
+        )
+        need(
+            0 <= efficiency.weight < 1,
+            f"token_efficiency.weight = {efficiency.weight}",
+            "0 up to, not including, the gap of 1 between right and wrong: else a long right answer loses to a short wrong one",
+            "rewards.token_efficiency.weight",
+        )
     need(len(recipe.rewards.terms) > 0, "rewards.terms is empty", "at least one reward", "rewards.terms")
 
 
 def _check_strategy(a: PolicyGradient, need: Callable[[bool, str, str, str], None]) -> None:
     g = a.group_size
     relative = isinstance(a.advantage, (GroupNorm, LeaveOneOut))
-    need(g >= (2 if relative else 1), f"rl_strategy.group_size = {g}", "2 or more: one answer has nothing to be compared with", "rl_strategy.group_size")
-    need(a.updates_per_rollout >= 1, f"rl_strategy.updates_per_rollout = {a.updates_per_rollout}", "1 or more", "rl_strategy.updates_per_rollout")
+    need(
+        g >= (2 if relative else 1),
+        f"rl_strategy.group_size = {g}",
+        "2 or more: one answer has nothing to be compared with",
+        "rl_strategy.group_size",
+    )
+    need(
+        a.updates_per_rollout >= 1,
+        f"rl_strategy.updates_per_rollout = {a.updates_per_rollout}",
+        "1 or more",
+        "rl_strategy.updates_per_rollout",
+    )
     if isinstance(a.filter, TopK):
-        need(2 <= a.filter.k <= g, f"rl_strategy.filter.top_k.k = {a.filter.k}", f"2 to the group size ({g})", "rl_strategy.filter.top_k.k")
+        need(
+            2 <= a.filter.k <= g,
+            f"rl_strategy.filter.top_k.k = {a.filter.k}",
+            f"2 to the group size ({g})",
+            "rl_strategy.filter.top_k.k",
+        )
     need(a.value is None, "rl_strategy.value asks for a critic, which this version does not train", "null", "rl_strategy.value")
-    need(not isinstance(a.advantage, GAE), "rl_strategy.advantage.gae needs a critic, which this version does not train", "group, leave_one_out, return_to_go", "rl_strategy.advantage")
+    need(
+        not isinstance(a.advantage, GAE),
+        "rl_strategy.advantage.gae needs a critic, which this version does not train",
+        "group, leave_one_out, return_to_go",
+        "rl_strategy.advantage",
+    )
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------------
@@ -302,7 +348,11 @@ def plan(recipe: Recipe, prompts: int, ranks: int = 1) -> Plan:
     t, a = recipe.training, recipe.rl_strategy
     per_step, batch, device, accumulate = sizes(t, a.group_size, a.updates_per_rollout, ranks)
     if prompts < per_step:
-        raise BadInput(f"{prompts} training prompts make 0 batches of {per_step}", f"at least {per_step} prompts", "training.prompts_per_step or data")
+        raise BadInput(
+            f"{prompts} training prompts make 0 batches of {per_step}",
+            f"at least {per_step} prompts",
+            "training.prompts_per_step or data",
+        )
     by_epochs = math.ceil(t.epochs * prompts / per_step) if t.epochs is not None else None
     candidates = [n for n in (t.steps, by_epochs) if n is not None]
     steps = min(candidates) if candidates else max(1, prompts // per_step)
@@ -335,7 +385,7 @@ def sizes(t: TrainingSettings, group: int, updates: int, ranks: int) -> tuple[in
         "training.per_device_train_batch_size x grad_accum x ranks": by_device,
     }
     given = [(name, value) for name, value in known.items() if value is not None]
-    for (one, a), (other, b) in zip(given, given[1:], strict=False):
+    for (one, a), (other, b) in pairwise(given):
         if a != b:
             raise BadInput(f"{one} is {a:g} but {other} is {b:g}", "one of the two, or equal numbers", "training")
     batch = given[0][1] if given else 8 * group / updates
@@ -397,5 +447,3 @@ def warnings(recipe: Recipe) -> list[str]:
     if recipe.model.lora is not None and recipe.model.lora.dropout > 0:
         found.append("lora.dropout is switched off: with it two forwards of the same weights disagree")
     return found
-
-

@@ -110,7 +110,16 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     path = resolve(recipe.model.base_model_path)
     scorer = Scorer.from_settings(recipe.rewards, grade=task.grade, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
     renderer = load_renderer(path, recipe.model.template)
-    policy = load_policy(recipe.model, settings.precision, settings.device, settings.seed)
+    for note in renderer.notes:
+        say(f"model: {note}")
+    policy = load_policy(
+        recipe.model,
+        settings.precision,
+        settings.device,
+        settings.seed,
+        supervised=recipe.rl_strategy.supervised,
+        micro_batch_tokens=settings.micro_batch_tokens,
+    )
     if recipe.model.lora is None:  # a whole model goes without its base, so its tokenizer travels along
         policy.extra = renderer.files()
     say(f"model {recipe.model.base_model_path}: {policy.trainable_count():,} of {policy.parameter_count():,} parameters train")
@@ -118,9 +127,7 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
         str(path), f"{name}#0", engine_dtype(recipe, policy), policy.device_name, dict(recipe.rollout.engine_options)
     )
     engine = ENGINES[recipe.rollout.engine](spec)
-    trainer = Trainer(
-        policy, recipe.rl_strategy, settings, temperature=recipe.rollout.temperature or 1.0, lr=planned.lr
-    )
+    trainer = Trainer(policy, recipe.rl_strategy, settings, temperature=recipe.rollout.temperature or 1.0, lr=planned.lr)
     source: Source
     if recipe.rl_strategy.supervised:
         source = SupervisedSource(prompts, renderer, per_step=planned.prompts_per_step, seed=settings.seed)
@@ -180,9 +187,7 @@ def start(
         folder.unlock()
 
 
-def _start(
-    recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: Say, task: Task | None, signals: Signals
-) -> Run:
+def _start(recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: Say, task: Task | None, signals: Signals) -> Run:
     parts = assemble(recipe, folder.path.name, say, task)
     for line in parts.plan.lines():
         say(line)
@@ -309,14 +314,10 @@ def evaluation_hook(parts: Parts, folder: RunFolder) -> Evaluate:
     def found(version: str) -> dict[str, float]:
         return measure(parts, version).metrics()
 
-    return Evaluate(
-        found, folder, s.every, s.metric, s.better == "higher", parts.recipe.training.early_stop, folder.path.name
-    )
+    return Evaluate(found, folder, s.every, s.metric, s.better == "higher", parts.recipe.training.early_stop, folder.path.name)
 
 
-def hooks_of(
-    parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: Evaluate, save: Save, say: Say
-) -> Sequence[Hook]:
+def hooks_of(parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: Evaluate, save: Save, say: Say) -> Sequence[Hook]:
     """The order matters: evaluation before the metrics line, the line before the checkpoint that claims it, stops last."""
     recipe = parts.recipe
     log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, tree_of(recipe))

@@ -69,7 +69,7 @@ def _by_cluster(x: NDArray[np.float64], clusters: Sequence[Hashable]) -> tuple[N
     """Sum and size per cluster, in order of first appearance."""
     place: dict[Hashable, int] = {}
     index = np.array([place.setdefault(c, len(place)) for c in clusters])
-    return np.bincount(index, x, len(place)), np.bincount(index, minlength=len(place))
+    return np.bincount(index, x, len(place)).astype(np.float64), np.bincount(index, minlength=len(place)).astype(np.int64)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -103,7 +103,7 @@ def paired_bootstrap(
 def wilcoxon(difference: Sequence[float]) -> float:
     """Signed-rank p-value that paired differences are centred at 0; 1 where all are 0."""
     d = np.asarray([x for x in difference if x != 0], dtype=np.float64)
-    return 1.0 if len(d) == 0 else float(sp.wilcoxon(d).pvalue)
+    return 1.0 if len(d) == 0 else float(np.asarray(sp.wilcoxon(d))[1])
 
 
 def items_to_decide(mean: float, half_width: float, n: int) -> int | None:
@@ -117,7 +117,7 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's rank correlation; NaN where one side is constant."""
     if len(x) < 3 or len(set(x)) < 2 or len(set(y)) < 2:
         return math.nan
-    return float(sp.spearmanr(x, y).statistic)
+    return float(np.asarray(sp.spearmanr(x, y))[0])
 
 
 def quantile(x: Sequence[float], q: float) -> float:

@@ -201,7 +201,7 @@ class Batch:
 
     def rows(self, index: Tensor | Sequence[int]) -> Batch:
         """The given rows in the given order; every field is cut alike, so log-probs and advantages can never part ways."""
-        cut = {f.name: None if (x := getattr(self, f.name)) is None else x[index] for f in fields(self)}
+        cut: dict[str, Any] = {f.name: None if (x := getattr(self, f.name)) is None else x[index] for f in fields(self)}
         return Batch(**cut)
 
 

@@ -29,7 +29,9 @@ PLAIN = replace(GRPO, kl=None, surrogate=Clip(low=0.2, high=0.2))
 WEIGHTS = [TokenMean(), SequenceMean(), SequenceSum(), Constant(max_tokens=9), PromptMean(), TokenMean(count="retained")]
 
 
-def random_batch(seed: int, sizes: tuple[int, ...] = (4, 4, 1, 3), width: int = 6, dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor]:
+def random_batch(
+    seed: int, sizes: tuple[int, ...] = (4, 4, 1, 3), width: int = 6, dtype: torch.dtype = torch.float64
+) -> tuple[Batch, Tensor]:
     """Ragged groups with an empty row, an unscored row, a dead group and garbage at masked positions."""
     g = torch.Generator().manual_seed(seed)
     n = sum(sizes)
@@ -44,7 +46,15 @@ def random_batch(seed: int, sizes: tuple[int, ...] = (4, 4, 1, 3), width: int = 
     old = logprobs + 0.3 * torch.randn(n, width, generator=g, dtype=dtype)
     ref = logprobs + 0.3 * torch.randn(n, width, generator=g, dtype=dtype)
     keep = torch.rand(n, generator=g) > 0.3
-    batch = batch_of(mask, rewards, group, keep, old_logprobs_NT=old, ref_logprobs_NT=ref, values_NT=torch.randn(n, width, generator=g, dtype=dtype))
+    batch = batch_of(
+        mask,
+        rewards,
+        group,
+        keep,
+        old_logprobs_NT=old,
+        ref_logprobs_NT=ref,
+        values_NT=torch.randn(n, width, generator=g, dtype=dtype),
+    )
     for x in (logprobs, old, ref):
         x[~mask] = torch.nan
     return batch, logprobs
@@ -108,7 +118,9 @@ def test_on_policy_gradient_is_reinforce(weight: Any, ratio: Any, surrogate: Any
     rows = [list(range(len(batch)))]
     base = replace(PLAIN, weight=weight)
     ours = gradient(replace(base, ratio=ratio, surrogate=surrogate), batch, logprobs, rows)
-    torch.testing.assert_close(ours, gradient(replace(base, surrogate=Reinforce()), batch, logprobs, rows), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        ours, gradient(replace(base, surrogate=Reinforce()), batch, logprobs, rows), atol=1e-12, rtol=1e-12
+    )
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(-100, 100), st.floats(0.1, 50))
@@ -161,7 +173,11 @@ def test_a_dead_group_carries_kl_and_entropy_only() -> None:
     batch, _ = random_batch(9)
     batch.keep_N = torch.ones_like(batch.keep_N)
     dead = (batch.group_N == 1) & (batch.length_N > 0)
-    for algorithm, carried in ((PLAIN, False), (replace(PLAIN, kl=KL(coef=0.1)), True), (replace(PLAIN, entropy=Entropy(coef=0.1)), True)):
+    for algorithm, carried in (
+        (PLAIN, False),
+        (replace(PLAIN, kl=KL(coef=0.1)), True),
+        (replace(PLAIN, entropy=Entropy(coef=0.1)), True),
+    ):
         ready = algorithm.weigh(algorithm.prepare(replace_batch(batch)))
         assert bool(algorithm.active(ready)[dead].any()) == carried
 
@@ -189,7 +205,13 @@ def test_truncated_rows_leave_the_denominator_too() -> None:
 @pytest.mark.parametrize("rewards", [[0.1] * 8, [0.35] * 8, [0.0] * 4, [1.0] * 4, [1.0]])
 def test_no_spread_is_exactly_no_signal(rewards: list[float]) -> None:
     """D01, D03."""
-    for part in (GroupNorm(), GroupNorm(std="none"), GroupNorm(std="batch"), LeaveOneOut(), GroupNorm(baseline="retained", ddof=0, eps=0.0)):
+    for part in (
+        GroupNorm(),
+        GroupNorm(std="none"),
+        GroupNorm(std="batch"),
+        LeaveOneOut(),
+        GroupNorm(baseline="retained", ddof=0, eps=0.0),
+    ):
         r = torch.tensor(rewards, dtype=torch.float32)
         got = group_advantages(r, torch.zeros(len(r), dtype=torch.int64), algorithm=replace(PLAIN, advantage=part))
         assert got.tolist() == [0.0] * len(rewards)
@@ -199,19 +221,25 @@ def test_bad_rewards_are_left_out() -> None:
     """B04: [1, NaN, 0, 1] with population std -> 0.7071, 0, -1.4142, 0.7071; the same with inf."""
     for bad in (float("nan"), float("inf")):
         r = torch.tensor([1.0, bad, 0.0, 1.0], dtype=torch.float64)
-        got = group_advantages(r, torch.zeros(4, dtype=torch.int64), algorithm=replace(PLAIN, advantage=GroupNorm(ddof=0, eps=0.0)))
+        got = group_advantages(
+            r, torch.zeros(4, dtype=torch.int64), algorithm=replace(PLAIN, advantage=GroupNorm(ddof=0, eps=0.0))
+        )
         assert got.tolist() == pytest.approx([0.70711, 0.0, -1.41421, 0.70711], abs=1e-4)
 
 
 def test_statistics_are_of_one_prompt() -> None:
     """D11: [[1, 0], [11, 10]] -> +1, -1, +1, -1."""
-    got = group_advantages(torch.tensor([1.0, 0, 11, 10]), torch.tensor([0, 0, 1, 1]), algorithm=replace(PLAIN, advantage=GroupNorm(ddof=0, eps=0.0)))
+    got = group_advantages(
+        torch.tensor([1.0, 0, 11, 10]), torch.tensor([0, 0, 1, 1]), algorithm=replace(PLAIN, advantage=GroupNorm(ddof=0, eps=0.0))
+    )
     assert got.tolist() == pytest.approx([1, -1, 1, -1])
 
 
 def test_the_odd_one_out_is_not_blown_up() -> None:
     """D02: [0.95, 0.35 x 7]: leave-one-out gives 0.6, nothing above 10."""
-    got = group_advantages(torch.tensor([0.95] + [0.35] * 7), torch.zeros(8, dtype=torch.int64), algorithm=replace(PLAIN, advantage=LeaveOneOut()))
+    got = group_advantages(
+        torch.tensor([0.95] + [0.35] * 7), torch.zeros(8, dtype=torch.int64), algorithm=replace(PLAIN, advantage=LeaveOneOut())
+    )
     assert float(got[0]) == pytest.approx(0.6, abs=1e-6) and got.abs().max() < 10
 
 
@@ -239,7 +267,16 @@ def test_top_k_ties_and_too_few() -> None:
 
 def test_the_whole_product_of_parts_is_finite() -> None:
     """Singletons, empty rows, unscored rows, dead groups, garbage in padding: no value or gradient that is not finite."""
-    advantages = [GroupNorm(), GroupNorm(std="batch"), GroupNorm(std="none", whiten=True), GroupNorm(baseline="retained", ddof=0, eps=0.0), LeaveOneOut(), RawReward(), GAE(), ReturnToGo()]
+    advantages = [
+        GroupNorm(),
+        GroupNorm(std="batch"),
+        GroupNorm(std="none", whiten=True),
+        GroupNorm(baseline="retained", ddof=0, eps=0.0),
+        LeaveOneOut(),
+        RawReward(),
+        GAE(),
+        ReturnToGo(),
+    ]
     ratios = [TokenRatio(), SequenceRatio(), SequenceRatio(token=True)]
     surrogates = [Clip(dual=3.0), Cispo(), Reinforce()]
     kls = [None, KL(coef=0.1), KL(coef=0.1, estimator="k1", where="reward")]
@@ -252,7 +289,14 @@ def test_the_whole_product_of_parts_is_finite() -> None:
 
 def test_a_ppo_toy_and_a_pair_toy_pass_through_the_seam() -> None:
     """PPO: GAE, value loss, KL in the reward. Pairs: rows of a group together, the pair's weight is the sum of its rows'."""
-    ppo = replace(GRPO, group_size=1, advantage=GAE(), kl=KL(coef=0.05, estimator="k1", where="reward"), value=ValueLoss(), updates_per_rollout=4)
+    ppo = replace(
+        GRPO,
+        group_size=1,
+        advantage=GAE(),
+        kl=KL(coef=0.05, estimator="k1", where="reward"),
+        value=ValueLoss(),
+        updates_per_rollout=4,
+    )
     assert ppo.needs_critic and ppo.needs_reference and ppo.needs_old(4)
     batch, logprobs = random_batch(11)
     ready = ppo.weigh(ppo.prepare(batch))
@@ -277,5 +321,7 @@ def test_no_branch_on_an_algorithms_name() -> None:
     import re
 
     smell = re.compile(rf"(==|!=|\bin\b)\s*[\[({{]?\s*[\"'](?:{names}|ppo|dpo|gspo|dapo|cispo|rloo)[\"']", re.IGNORECASE)
-    found = [f"{p}:{i}" for p in source.rglob("*.py") for i, line in enumerate(p.read_text().splitlines(), 1) if smell.search(line)]
+    found = [
+        f"{p}:{i}" for p in source.rglob("*.py") for i, line in enumerate(p.read_text().splitlines(), 1) if smell.search(line)
+    ]
     assert found == []

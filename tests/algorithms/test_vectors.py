@@ -61,7 +61,9 @@ def test_clipped_losses(c: dict[str, Any]) -> None:
 
 def test_sequence_product_ratio_of_rloo() -> None:
     """One term per sequence: spread over its tokens, the mean of a constant is the constant."""
-    check_loss(V.case("policy_loss", "rloo_loss_trl_sequence_ratio"), replace(PLAIN, ratio=SequenceProductRatio(), weight=SequenceMean()))
+    check_loss(
+        V.case("policy_loss", "rloo_loss_trl_sequence_ratio"), replace(PLAIN, ratio=SequenceProductRatio(), weight=SequenceMean())
+    )
 
 
 def test_constant_normaliser_of_dr_grpo() -> None:
@@ -149,7 +151,11 @@ def advantage(part: Any, x: dict[str, Tensor], rewards: Tensor | None = None) ->
     return part(batch)
 
 
-@pytest.mark.parametrize("c", [c for c in V.cases("group_advantages") if c["id"].startswith(("grpo_verl", "grpo_trl_group", "grpo_trl_batch"))], ids=lambda c: c["id"])
+@pytest.mark.parametrize(
+    "c",
+    [c for c in V.cases("group_advantages") if c["id"].startswith(("grpo_verl", "grpo_trl_group", "grpo_trl_batch"))],
+    ids=lambda c: c["id"],
+)
 def test_group_advantages(c: dict[str, Any]) -> None:
     p, x = c["params"], V.inputs(c)
     got = advantage(GroupNorm(std=p["scale"], eps=p["eps"], ddof=p["ddof"]), x)
@@ -189,7 +195,9 @@ def test_return_to_go(id: str) -> None:
     c = V.case("group_advantages", id)
     x = V.inputs(c)
     mask = x["mask"].bool()
-    returns, _ = gae(torch.where(mask, x["token_level_rewards"], 0.0), torch.zeros_like(x["mask"]), mask, c["params"]["gamma"], 1.0)
+    returns, _ = gae(
+        torch.where(mask, x["token_level_rewards"], 0.0), torch.zeros_like(x["mask"]), mask, c["params"]["gamma"], 1.0
+    )
     V.close(c, returns, "returns", mask)
     V.close(c, whiten(returns, mask), "advantages", mask)
 
@@ -210,8 +218,14 @@ def test_reward_shaping_and_gae_through_the_seam() -> None:
     c = V.case("gae", "ppo_reward_shaping_and_gae_openrlhf")
     x, p = V.inputs(c), c["params"]
     mask = x["mask"].bool()
-    ppo = replace(PLAIN, advantage=GAE(gamma=p["gamma"], lam=p["lam"], whiten=False), kl=KL(coef=p["kl_coef"], estimator="k1", where="reward"))
-    batch = batch_of(mask, x["reward"], None, old_logprobs_NT=x["old_logprobs"], ref_logprobs_NT=x["ref_logprobs"], values_NT=x["values"])
+    ppo = replace(
+        PLAIN,
+        advantage=GAE(gamma=p["gamma"], lam=p["lam"], whiten=False),
+        kl=KL(coef=p["kl_coef"], estimator="k1", where="reward"),
+    )
+    batch = batch_of(
+        mask, x["reward"], None, old_logprobs_NT=x["old_logprobs"], ref_logprobs_NT=x["ref_logprobs"], values_NT=x["values"]
+    )
     done = ppo.prepare(batch)
     assert done.advantages_NT is not None and done.returns_NT is not None
     V.close(c, done.advantages_NT, "advantages_raw", mask)
@@ -230,7 +244,9 @@ def test_gfpo_filter_and_paper_advantages(id: str) -> None:
     keep: list[bool] = []
     for g in (0, 1):
         rows = (ids == g).nonzero()[:, 0].tolist()
-        completions = tuple(Completion((1,), (5,) * int(x["lengths"][n]), (0.0,) * int(x["lengths"][n]), "stop", "r#0", "") for n in rows)
+        completions = tuple(
+            Completion((1,), (5,) * int(x["lengths"][n]), (0.0,) * int(x["lengths"][n]), "stop", "r#0", "") for n in rows
+        )
         scores = tuple(Score(float(x["rewards"][n]), metric=float(x["rewards"][n])) for n in rows)
         keep += TopK(k=p["k"], metric=PAPER_METRIC[p["metric"]])(Group("g", Prompt.make("t", "q"), completions, scores))
     V.close(c, torch.tensor(keep).double(), "mask")
@@ -252,7 +268,16 @@ def test_gfpo_denominators() -> None:
 # --- KL, entropy, corrections, values, SFT ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("id", "kind"), [("kl_verl_k1", "k1"), ("kl_verl_k3_plus", "k3_st"), ("kl_openrlhf_k2", "k2"), ("kl_openrlhf_k3", "k3"), ("kl_k3_extreme", "k3")])
+@pytest.mark.parametrize(
+    ("id", "kind"),
+    [
+        ("kl_verl_k1", "k1"),
+        ("kl_verl_k3_plus", "k3_st"),
+        ("kl_openrlhf_k2", "k2"),
+        ("kl_openrlhf_k3", "k3"),
+        ("kl_k3_extreme", "k3"),
+    ],
+)
 def test_kl(id: str, kind: Any) -> None:
     c = V.case("kl", id)
     x = V.inputs(c)
@@ -287,7 +312,11 @@ def test_importance_weights(id: str) -> None:
     torch.testing.assert_close(got[mask], want[mask], **c["tolerance"])
 
 
-IS_LOSS = {"tis": ImportanceWeight(low=0.8, high=1.25), "icepop": ImportanceWeight(mode="mask", low=0.8, high=1.25), "seq-mask-tis": SequenceMaskTis(low=0.8, high=1.25)}
+IS_LOSS = {
+    "tis": ImportanceWeight(low=0.8, high=1.25),
+    "icepop": ImportanceWeight(mode="mask", low=0.8, high=1.25),
+    "seq-mask-tis": SequenceMaskTis(low=0.8, high=1.25),
+}
 
 
 @pytest.mark.parametrize("c", [c for c in V.cases("importance_sampling") if c["id"].startswith("is_loss")], ids=lambda c: c["id"])
@@ -307,7 +336,9 @@ def test_value_loss(id: str) -> None:
     c = V.case("value_loss", id)
     x = V.inputs(c)
     mask, values = x["mask"].bool(), x["values"].requires_grad_()
-    loss = weighted(ValueLoss(clip=c["params"]["cliprange_value"])(values, x["old_values"], x["returns"]), mask.double() / mask.sum(), mask)
+    loss = weighted(
+        ValueLoss(clip=c["params"]["cliprange_value"])(values, x["old_values"], x["returns"]), mask.double() / mask.sum(), mask
+    )
     loss.backward()
     V.close(c, loss.detach(), "loss")
     V.close(c, values.grad, "grad_values", mask)
@@ -320,7 +351,10 @@ def test_explained_variance() -> None:
     assert explained_variance(x["values"][m], x["returns"][m]) == pytest.approx(c["expected"]["explained_variance"], rel=1e-9)
 
 
-@pytest.mark.parametrize(("id", "dft"), [("sft_openrlhf_token", False), ("sft_trl_nll_2ranks_global_tokens", False), ("sft_trl_dft_2ranks_global_tokens", True)])
+@pytest.mark.parametrize(
+    ("id", "dft"),
+    [("sft_openrlhf_token", False), ("sft_trl_nll_2ranks_global_tokens", False), ("sft_trl_dft_2ranks_global_tokens", True)],
+)
 def test_sft(id: str, dft: bool) -> None:
     """The ranks' factor cancels where ranks sum: the loss over the global tokens is what both references average to."""
     c = V.case("sft", id)

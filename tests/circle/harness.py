@@ -28,8 +28,21 @@ def recipe(**changes: Any) -> Any:
         "model": {"base_model_path": "tiny", "lora": None, "template": "plain"},
         "data": {"task": "tiny_arithmetic"},
         "rewards": {"terms": [{f"{Path(__file__)}:digits": {}}], "range_control": {"mode": "running_z"}},
-        "rl_strategy": {"type": "gfpo", "group_size": 4, "filter": {"top_k": {"k": 3, "metric": "shortest"}}, "updates_per_rollout": 2},
-        "training": {"steps": STEPS, "prompts_per_step": 4, "lr": 1e-3, "save_steps": 2, "threads": 1, "precision": "fp32", "signal_check": {"prompts": 4}},
+        "rl_strategy": {
+            "type": "gfpo",
+            "group_size": 4,
+            "filter": {"top_k": {"k": 3, "metric": "shortest"}},
+            "updates_per_rollout": 2,
+        },
+        "training": {
+            "steps": STEPS,
+            "prompts_per_step": 4,
+            "lr": 1e-3,
+            "save_steps": 2,
+            "threads": 1,
+            "precision": "fp32",
+            "signal_check": {"prompts": 4},
+        },
         "rollout": {"max_new_tokens": 8},
         "evaluation": {"every": 2, "prompts": 8},
     }
@@ -45,7 +58,9 @@ def run(folder: Path, **changes: Any) -> Any:
 def outcome(folder: Path) -> tuple[str, list[dict[str, Any]], list[str]]:
     """What must not depend on kills: final weights and optimizer, all metrics but time/* and sys/*, every sampled token."""
     final = folder / "checkpoints" / f"{STEPS:08d}"
-    weights = hashlib.sha256((final / "policy/model.safetensors").read_bytes() + (final / "optimizer/state.safetensors").read_bytes())
+    weights = hashlib.sha256(
+        (final / "policy/model.safetensors").read_bytes() + (final / "optimizer/state.safetensors").read_bytes()
+    )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [{k: v for k, v in row.items() if not k.startswith(("time/", "sys/"))} for row in rows]
     samples = [p.read_text() for p in sorted((folder / "samples").glob("*.jsonl"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import random
@@ -66,10 +67,8 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], int]:
 def killed_then_resumed(folder: Path, at: int) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         dying(patch, at)
-        try:
+        with contextlib.suppress(Dead):
             H.run(folder)
-        except Dead:
-            pass
     H.run(folder)
     return H.outcome(folder)
 
@@ -103,7 +102,10 @@ def test_a_kill_at_every_boundary(tmp_path: Path, undisturbed: Any) -> None:
 def start_process(folder: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "harness.py"), str(folder)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(Path(__file__).parent / "harness.py"), str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -149,7 +151,9 @@ def test_out_of_memory_in_backward_changes_nothing(tmp_path: Path, undisturbed: 
         nonlocal calls
         calls += 1
         if calls == 7:
-            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
+            )
         return real(self, *args, **kwargs)
 
     H.run(tmp_path / "plain", **{"training.micro_batch_tokens": 24})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from policyloop.engine.kv import GROW, Cache, Prefill
+from policyloop.engine.kv import GROW, Cache, Prefill, _close_gaps
 
 HEADS, KV, D = 6, 2, 8
 
@@ -61,8 +61,9 @@ class Twin:
             assert (out[i, :, 0] - plain(q[i, :, 0], keys, values, self.window)).abs().max() < 1e-5
 
     def leave(self, stay: list[int]) -> None:
-        self.rows = [self.rows[i] for i in stay]
-        self.cache.keep(stay)
+        order = self.cache.keep(stay)
+        assert sorted(order) == sorted(stay)
+        self.rows = [self.rows[i] for i in order]
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 10, 1000])
@@ -81,13 +82,38 @@ def test_every_row_attends_its_prompt_and_itself(window: int | None, seed: int) 
             twin.leave(stay or [0])
 
 
-def test_space_grows_and_shrinks() -> None:
+def test_space_grows_and_is_used_again() -> None:
     torch.manual_seed(0)
     twin = Twin(None)
     twin.join([3, 40], [1, 2])
     for _ in range(GROW + 2):
         twin.step()
-    assert twin.cache.own_k[0].shape == (3, KV, 2 * GROW, D)
-    twin.leave([0])  # the long prompt has no rows left
-    assert twin.cache.prompt_k[0].shape == (1, KV, 3, D)
+    assert twin.cache.private.keys[0].shape == (3, KV, 2 * GROW, D)
+    twin.leave([0])
+    twin.join([2], [2])
     twin.step()
+    assert twin.cache.private.keys[0].shape == (3, KV, 2 * GROW, D)
+    assert twin.cache.prompts == [3, 2]
+
+
+def test_numbers_of_a_broken_row_stay_with_it() -> None:
+    """A slot whose last owner held NaN is clean for the next one."""
+    twin = Twin(None)
+    twin.join([4, 6], [2, 1])
+    for x in twin.cache.private.tensors():
+        x[2] = torch.nan
+    for x in twin.cache.shared.tensors():
+        x[1] = torch.nan
+    twin.leave([0, 1])
+    twin.join([3, 6], [2, 1])
+    for _ in range(3):
+        twin.step()
+
+
+def test_the_last_ones_fill_the_gaps() -> None:
+    moves: list[tuple[int, int]] = []
+    assert _close_gaps(6, {0, 2, 5}, lambda a, b: moves.append((a, b))) == [0, 5, 2]
+    assert moves == [(5, 1)]
+    assert _close_gaps(4, {0, 1}, lambda a, b: moves.append((a, b))) == [0, 1]
+    assert _close_gaps(3, {2}, lambda a, b: moves.append((a, b))) == [2]
+    assert moves == [(5, 1), (2, 0)]

@@ -31,7 +31,10 @@ def test_thresholds_can_be_changed() -> None:
 
 def test_a_finding_says_value_limit_and_key() -> None:
     (finding,) = check({"length/truncated_frac": 0.75}, HEALTH)
-    assert finding.sentence == "length/truncated_frac is 0.75, the limit is 0.5: most answers are cut off; raise rollout.max_new_tokens"
+    assert (
+        finding.sentence
+        == "length/truncated_frac is 0.75, the limit is 0.5: most answers are cut off; raise rollout.max_new_tokens"
+    )
 
 
 def test_star_rows_describe_names_from_the_config() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,14 @@ from policyloop.errors import BadInput, Conflict
 from policyloop.training.folder import RunFolder
 
 
-def test_cut_goes_back_to_a_step(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "r", {"a": 1}, {"name": "r"})
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    made = RunFolder.create(tmp_path / "r", {"a": 1}, {"name": "r"})
+    yield made
+    made.unlock()
+
+
+def test_cut_goes_back_to_a_step(folder: RunFolder) -> None:
     for step in (1, 2, 3):
         folder.metrics({"step": step, "reward/mean": step / 10})
         folder.samples(step, [{"step": step}])
@@ -24,8 +31,7 @@ def test_cut_goes_back_to_a_step(tmp_path: Path) -> None:
     assert sorted(p.name for p in (folder.path / "samples").iterdir()) == ["00000001.jsonl", "00000002.jsonl"]
 
 
-def test_not_a_number_is_null(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "r", {}, {})
+def test_not_a_number_is_null(folder: RunFolder) -> None:
     folder.metrics({"step": 1, "grad_norm": float("nan"), "ratio/max": float("inf")})
     assert list(folder.rows("metrics.jsonl")) == [{"step": 1, "grad_norm": None, "ratio/max": None}]
 
@@ -36,9 +42,10 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "r", {}, {})
 
 
-def test_one_writer(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "r", {}, {})
+def test_one_writer(folder: RunFolder) -> None:
+    other = RunFolder(folder.path)
     with pytest.raises(Conflict, match="another process"):
-        RunFolder(tmp_path / "r").lock()
+        other.lock()
     folder.unlock()
-    RunFolder(tmp_path / "r").lock()
+    other.lock()
+    other.unlock()

@@ -1,6 +1,6 @@
 """The seam every algorithm satisfies; the trainer knows nothing else of it.
 
-    at -> mark -> (old, reference log-probs if needed) -> prepare -> per optimizer step: weigh -> active -> __call__ per micro-batch
+at -> mark -> (old, reference log-probs if needed) -> prepare -> per optimizer step: weigh -> active -> __call__ per micro-batch
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Objective(Protocol):
 
     def needs_old(self, updates: int) -> bool: ...
 
-    def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> Objective:  # noqa: B006
+    def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> Objective:
         """Schedules and controllers as plain numbers."""
         ...
 

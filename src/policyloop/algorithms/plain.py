@@ -42,9 +42,7 @@ def batch_of(
     )
 
 
-def group_advantages(
-    rewards: Tensor, group_ids: Tensor, keep: Tensor | None = None, algorithm: PolicyGradient = GRPO
-) -> Tensor:
+def group_advantages(rewards: Tensor, group_ids: Tensor, keep: Tensor | None = None, algorithm: PolicyGradient = GRPO) -> Tensor:
     """(N,) advantages of (N,) rewards within their groups, by that algorithm's advantage part."""
     batch = batch_of(torch.ones(len(rewards), 1, dtype=torch.bool), rewards, group_ids, keep)
     return algorithm.advantage(batch)[:, 0]
@@ -83,7 +81,13 @@ def policy_loss(
 
 
 def grpo_loss(
-    logprobs: Tensor, old_logprobs: Tensor | None, advantages: Tensor, mask: Tensor, *, algorithm: PolicyGradient = GRPO, **rest: Tensor
+    logprobs: Tensor,
+    old_logprobs: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    algorithm: PolicyGradient = GRPO,
+    **rest: Tensor,
 ) -> Tensor:
     """GRPO's loss (2402.03300 eq. 3): clipped surrogate, masked, divided by the step's tokens, plus the KL if a reference is given."""
     return policy_loss(algorithm, logprobs, old_logprobs, advantages, mask, **rest)

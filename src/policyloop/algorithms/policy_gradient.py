@@ -60,8 +60,13 @@ class PolicyGradient:
     weight: Weight = field(default_factory=TokenMean)
     value: ValueLoss | None = None
 
-    supervised: ClassVar[bool] = False
-    whole_groups: ClassVar[bool] = False
+    @property
+    def supervised(self) -> bool:
+        return False
+
+    @property
+    def whole_groups(self) -> bool:
+        return False
 
     @property
     def needs_reference(self) -> bool:
@@ -76,7 +81,7 @@ class PolicyGradient:
         in_reward = self.kl is not None and self.kl.where == "reward" and self.kl.coef != 0
         return updates > 1 or in_reward or (self.correction is not None and self.correction.looks_at_rows)
 
-    def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> PolicyGradient:  # noqa: B006
+    def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> PolicyGradient:
         return resolve(self, progress, controllers)
 
     def mark(self, groups: Sequence[Group]) -> list[Group]:
@@ -196,7 +201,10 @@ def reward_metrics(batch: Batch) -> Metrics:
     """Rewards and groups of one rollout, unscored rows left out and counted."""
     scored = batch.rewards_N.isfinite()
     rewards = batch.rewards_N[scored].double()
-    found: Metrics = {"reward/unscored": Stat("sum", float((~scored).sum())), "groups/count": Stat("sum", float(len(batch.group_N.unique())))}
+    found: Metrics = {
+        "reward/unscored": Stat("sum", float((~scored).sum())),
+        "groups/count": Stat("sum", float(len(batch.group_N.unique()))),
+    }
     if not len(rewards):
         return found
     _, std_N, count_N = group_moments(batch.rewards_N, scored, batch.group_N, 1)

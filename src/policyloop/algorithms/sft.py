@@ -32,17 +32,34 @@ class Supervised:
     weight: Weight = field(default_factory=TokenMean)
     dft: bool = False
 
-    group_size: ClassVar[int] = 1
-    updates_per_rollout: ClassVar[int] = 1
-    supervised: ClassVar[bool] = True
-    whole_groups: ClassVar[bool] = False
-    needs_reference: ClassVar[bool] = False
-    needs_critic: ClassVar[bool] = False
+    @property
+    def group_size(self) -> int:
+        return 1
+
+    @property
+    def updates_per_rollout(self) -> int:
+        return 1
+
+    @property
+    def supervised(self) -> bool:
+        return True
+
+    @property
+    def whole_groups(self) -> bool:
+        return False
+
+    @property
+    def needs_reference(self) -> bool:
+        return False
+
+    @property
+    def needs_critic(self) -> bool:
+        return False
 
     def needs_old(self, updates: int) -> bool:
         return False
 
-    def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> Supervised:  # noqa: B006
+    def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> Supervised:
         return self
 
     def mark(self, groups: Sequence[Group]) -> list[Group]:

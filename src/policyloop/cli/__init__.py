@@ -11,12 +11,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 from typer.main import get_command
 
 from policyloop.errors import Exit, Problem
+
+CALLED = "policyloop.called"
 
 # verb -> module:function and its one line of help; the order is that of a first visit
 VERBS: dict[str, tuple[str, str]] = {
@@ -49,7 +51,7 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
 }
 
 
-def _command(name: str, target: str, help: str) -> click.Command:
+def _command(name: str, target: str, help: str) -> Any:
     """The verb's own Typer command, built when it is needed."""
     module, _, function = target.partition(":")
     app = typer.Typer(add_completion=False)
@@ -60,33 +62,28 @@ def _command(name: str, target: str, help: str) -> click.Command:
 
 
 class Lazy(TyperGroup):
-    """A group whose commands are known by name and loaded by use."""
+    """A group whose commands are known by name and loaded by use. Typer's own types for contexts and commands are private, hence Any."""
 
     def __init__(self, verbs: dict[str, tuple[str, str]], groups: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.verbs, self.groups = verbs, groups or {}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return [*self.verbs, *self.groups]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        name = cmd_name.replace("_", "-") if cmd_name.replace("_", "-") in (*self.verbs, *self.groups) else cmd_name
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        name = cmd_name.replace("_", "-")
         if name in self.groups:
             help, verbs = self.groups[name]
             return Lazy(verbs, name=name, help=help, no_args_is_help=True)
         if name not in self.verbs:
             return None
         target, help = self.verbs[name]
-        return _command(name, target, help) if _called(ctx) else click.Command(name, help=help, short_help=help)
+        return _command(name, target, help) if ctx.meta.get(CALLED) else TyperCommand(name, help=help, short_help=help)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        ctx.meta["policyloop.called"] = True
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[CALLED] = True  # a verb is being run, not listed
         return super().resolve_command(ctx, args)
-
-
-def _called(ctx: click.Context) -> bool:
-    """Whether a verb is being run, not listed."""
-    return bool(ctx.meta.get("policyloop.called"))
 
 
 def flags_alike(arguments: Sequence[str]) -> list[str]:
@@ -100,9 +97,13 @@ def flags_alike(arguments: Sequence[str]) -> list[str]:
     return out
 
 
-def app() -> click.Command:
+def app() -> Any:
     return Lazy(
-        VERBS, GROUPS, name="policyloop", help="Train, evaluate and compare language models by reinforcement learning.", no_args_is_help=True
+        VERBS,
+        GROUPS,
+        name="policyloop",
+        help="Train, evaluate and compare language models by reinforcement learning.",
+        no_args_is_help=True,
     )
 
 
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_run(app(), flags_alike(sys.argv[1:] if arguments is None else arguments)))
 
 
-def _run(command: click.Command, arguments: list[str]) -> int:
+def _run(command: Any, arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
@@ -124,10 +125,10 @@ def _run(command: click.Command, arguments: list[str]) -> int:
     except Problem as problem:
         say(f"policyloop: {problem}")
         return problem.exit_code
-    except click.ClickException as problem:
-        problem.show()
+    except TyperException as problem:
+        say(f"policyloop: {getattr(problem, 'format_message', lambda: str(problem))()} (try --help)")
         return Exit.BAD_INPUT
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         say("policyloop: stopped")
         return 130
     except BrokenPipeError:

@@ -18,12 +18,15 @@ def demo(
     folder: Annotated[Path, typer.Option("--run", help="Where the runs go.")] = Path("runs"),
     tiny: Annotated[bool, typer.Option("--tiny", help="The tiny model: no download, about two minutes.")] = False,
     prompts: Annotated[int, typer.Option("--prompts", help="Held-out problems of the comparison.")] = 200,
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps of each run (default: the recipe's).")] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Training steps of each run (default: 12, tiny: the recipe's).")
+    ] = None,
 ) -> None:
     """The main job on a real model: measure, train GRPO and GFPO, compare, report, ask."""
     from policyloop.cli.show import RECIPES
 
     began = time.monotonic()
+    steps = steps or (None if tiny else 12)
     names = ("tiny-grpo", "tiny-gfpo") if tiny else ("word-problems-grpo", "word-problems-gfpo")
     start = _supervised(RECIPES, folder) if tiny else None
     recipes = {name: _recipe(RECIPES / f"{name}.yaml", start, steps) for name in names}
@@ -91,15 +94,15 @@ def _compare(before: dict[int, Any], after: dict[str, dict[int, Any]], limits: t
         for name, found in after.items():
             print(f"\n== {name} against the untouched model, limit {limit} tokens, same problems ==")
             print("\n".join(compare(before[limit], found[limit]).lines()))
-    one, other = after.values()
-    print(f"\n== {list(after)[1]} against {list(after)[0]} ==")
+    (first, one), (second, other) = after.items()
+    print(f"\n== {second} against {first} ==")
     print("\n".join(compare(one[limits[0]], other[limits[0]]).lines()))
 
 
 def _report_and_ask(runs: list[Path], recipe: Any, tiny: bool) -> None:
-    from policyloop.evaluation.report import write_report
     from policyloop.engine import Request
     from policyloop.evaluation.model import open_model
+    from policyloop.evaluation.report import write_report
     from policyloop.tasks import load_task
     from policyloop.types import SamplingParams
 
@@ -109,5 +112,5 @@ def _report_and_ask(runs: list[Path], recipe: Any, tiny: bool) -> None:
     model = open_model(str(runs[-1]), template=recipe.model.template)
     params = SamplingParams(max_new_tokens=64, temperature=0.0)
     (answer,) = model.engine.run([Request("demo", model.renderer.prompt_ids(question), params)])
-    shown = question.text or (question.messages or ())[-1].content
+    shown = question.text or "\n".join(m.content for m in question.messages or ())
     print(f"\nasked   {shown!r}\nanswer  {answer.text.strip()!r} (right: {question.target})")

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 MODEL = Annotated[str, typer.Argument(help="A model folder, run folder, run://NAME[@STEP|best|last], catalogue name or hub id.")]
-TASK = Annotated[str, typer.Option("--task", help="A task (gsm8k, word_problems, …), a data file, or a recipe (YAML) whose data it takes.")]
+TASK = Annotated[
+    str, typer.Option("--task", help="A task (gsm8k, word_problems, …), a data file, or a recipe (YAML) whose data it takes.")
+]
 SET = Annotated[list[str] | None, typer.Option("--set", help="data.… or evaluation.… key of the task: a.b=c. May be repeated.")]
 
 

@@ -146,11 +146,10 @@ class SharedBatch:
         ).logits
 
     def _keep(self, alive: Sequence[int], rows: Sequence[Row]) -> None:
-        self.rows = [rows[i] for i in alive]
+        order = self.cache.keep(alive) if 0 < len(alive) < len(rows) else alive
+        self.rows = [rows[i] for i in order]
         if not self.rows:
             self.cache = Cache()
-        elif len(alive) < len(rows):
-            self.cache.keep(alive)
 
 
 class PlainBatch:

@@ -1,17 +1,17 @@
 """The KV of everything that is being generated, and the attention function that reads it.
 
-A prompt's KV is stored once per group, as a prefix all its rows share; every row's own tokens lie behind it in preallocated space.
-Rows leave when they finish (`keep`), new groups join between steps (`add`). Exact for full and sliding-window layers, groups of any size
-and prompts of any length.
+A prompt's KV is stored once per group, as a prefix all its rows share; every row's own tokens lie in preallocated space of their own.
+New groups join between steps (`add`); rows leave when they finish (`keep`), and the last row moves into the gap, so that leaving costs
+one row's copy. Exact for full and sliding-window layers, groups of any size and prompts of any length.
 
-Shapes: prompt (groups, kv heads, P, D), own (rows, kv heads, T, D), rows sorted by group; n = query heads per kv head.
+Shapes: prompt (groups, kv heads, P, D), own (rows, kv heads, T, D); n = query heads per kv head.
 
 Example: two prompts with 4 samples each: prompt KV of 2, own KV of 8, groups [0 0 0 0 1 1 1 1].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -44,62 +44,84 @@ class Prefill:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
 
 
+class Slots:
+    """Keys and values per layer, (slots, kv heads, width, D): in use from the front, growing, never smaller."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys.values(), *self.values.values()]
+
+    def reserve(self, like: Prefill | Slots, slots: int, width: int) -> None:
+        """Room for so many; what is there stays, what is new is 0."""
+        for mine, theirs in ((self.keys, like.keys), (self.values, like.values)):
+            for layer, x in theirs.items():
+                old = mine.get(layer)
+                if old is None:
+                    mine[layer] = x.new_zeros(slots, x.shape[1], width, x.shape[3])
+                elif old.shape[0] < slots or old.shape[2] < width:
+                    more = max(slots, old.shape[0] * 3 // 2) if old.shape[0] < slots else old.shape[0]
+                    mine[layer] = old.new_zeros(more, old.shape[1], max(width, old.shape[2]), old.shape[3])
+                    mine[layer][: old.shape[0], :, : old.shape[2]] = old
+
+    def write_prompts(self, first: int, fresh: Prefill) -> None:
+        """Into the slots from `first` on; zeros behind them, as in `clear`."""
+        for mine, theirs in ((self.keys, fresh.keys), (self.values, fresh.values)):
+            for layer, packed in theirs.items():
+                for i, prompt in enumerate(packed[0].split(fresh.lengths, 1)):
+                    mine[layer][first + i, :, : prompt.shape[1]] = prompt
+                    mine[layer][first + i, :, prompt.shape[1] :] = 0
+
+    def clear(self, first: int, last: int) -> None:
+        """Zeros: a slot's last owner may have left numbers that are not finite."""
+        for x in self.tensors():
+            x[first:last].zero_()
+
+    def move(self, source: int, target: int) -> None:
+        for x in self.tensors():
+            x[target] = x[source]
+
+
 class Cache:
     """What is being decoded. `prompts`: tokens per group; `groups`: each row's group; `own`: own tokens per row, fed and stored."""
 
     def __init__(self) -> None:
-        self.prompt_k: dict[int, Tensor] = {}
-        self.prompt_v: dict[int, Tensor] = {}
-        self.own_k: dict[int, Tensor] = {}
-        self.own_v: dict[int, Tensor] = {}
+        self.shared, self.private = Slots(), Slots()
         self.prompts: list[int] = []
         self.groups: list[int] = []
         self.own: list[int] = []
         self._step = Step(self, torch.device("cpu"))
 
-    @property
-    def rows(self) -> int:
-        return len(self.groups)
-
     def add(self, fresh: Prefill, samples: Sequence[int]) -> None:
-        """New groups with so many rows each."""
-        for store, new in ((self.prompt_k, fresh.keys), (self.prompt_v, fresh.values)):
-            for layer, packed in new.items():
-                store[layer] = _stack(store.get(layer), [x[0] for x in packed.split(fresh.lengths, 2)])
-        for store, new in ((self.own_k, fresh.keys), (self.own_v, fresh.values)):
-            for layer, packed in new.items():
-                old = store.get(layer)
-                space = packed.new_zeros(sum(samples), packed.shape[1], GROW if old is None else old.shape[2], packed.shape[3])
-                store[layer] = space if old is None else torch.cat([old, space])
-        for length, count in zip(fresh.lengths, samples, strict=True):
-            self.groups += [len(self.prompts)] * count
-            self.prompts.append(length)
-        self.own += [0] * sum(samples)
+        """New groups with so many rows each, behind those that are there."""
+        groups, rows, more = len(self.prompts), len(self.own), sum(samples)
+        self.prompts += fresh.lengths
+        self.shared.reserve(fresh, len(self.prompts), max(self.prompts))
+        self.shared.write_prompts(groups, fresh)
+        self.private.reserve(fresh, rows + more, GROW)
+        self.private.clear(rows, rows + more)
+        for i, count in enumerate(samples):
+            self.groups += [groups + i] * count
+        self.own += [0] * more
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows go on; groups without rows leave with them."""
-        for store in (self.own_k, self.own_v):
-            for layer, x in store.items():
-                store[layer] = x[list(rows)]
-        self.own = [self.own[r] for r in rows]
-        old = [self.groups[r] for r in rows]
-        stay = sorted(set(old))
-        self.groups = [stay.index(g) for g in old]
-        if len(stay) < len(self.prompts):
-            self.prompts = [self.prompts[g] for g in stay]
-            longest = max(self.prompts, default=0)
-            for store in (self.prompt_k, self.prompt_v):
-                for layer, x in store.items():
-                    store[layer] = x[stay][:, :, :longest].contiguous()
+    def keep(self, alive: Collection[int]) -> list[int]:
+        """Only these rows go on; the new order, as old indices. Groups without rows leave with them."""
+        order = _close_gaps(len(self.own), set(alive), self.private.move)
+        self.own = [self.own[r] for r in order]
+        groups = [self.groups[r] for r in order]
+        stay = _close_gaps(len(self.prompts), set(groups), self.shared.move)
+        self.prompts = [self.prompts[g] for g in stay]
+        self.groups = [stay.index(g) for g in groups]
+        return order
 
     def begin_step(self) -> list[int]:
         """Make room for one more own token per row; the positions of the tokens about to be fed."""
-        need = max(self.own) + 1
-        for store in (self.own_k, self.own_v):
-            for layer, x in store.items():
-                if x.shape[2] < need:
-                    store[layer] = F.pad(x, (0, 0, 0, GROW))
-        self._step = Step(self, next(iter(self.own_k.values())).device)
+        width = next(iter(self.private.keys.values())).shape[2]
+        if max(self.own) + 1 > width:
+            self.private.reserve(self.private, len(self.own), width + GROW)
+        self._step = Step(self, next(iter(self.private.keys.values())).device)
         return [self.prompts[g] + n for g, n in zip(self.groups, self.own, strict=True)]
 
     def end_step(self) -> None:
@@ -108,13 +130,14 @@ class Cache:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
         """q (R, heads, 1, D) against each row's prompt and own tokens."""
         step = self._step
-        own_k, own_v = self.own_k[layer], self.own_v[layer]
+        (rows, heads, _, d), kv = q.shape, k.shape[1]
+        own_k, own_v = self.private.keys[layer][:rows], self.private.values[layer][:rows]
         step.write(own_k, k)
         step.write(own_v, v)
         own_k, own_v = own_k[:, :, : step.width], own_v[:, :, : step.width]
-        (rows, heads, _, d), kv = q.shape, k.shape[1]
+        prompt = (slice(len(self.prompts)), slice(None), slice(step.prompt_width))
         query = (q[:, :, 0] * scaling).view(rows, kv, heads // kv, d)
-        to_prompt = step.times_prompt(query, self.prompt_k[layer].transpose(-1, -2)).float()
+        to_prompt = step.times_prompt(query, self.shared.keys[layer][prompt].transpose(-1, -2)).float()
         to_own = (query @ own_k.transpose(-1, -2)).float()
         hidden_prompt, hidden_own = step.hidden(window)
         if hidden_prompt is not None:
@@ -123,8 +146,20 @@ class Cache:
             to_own = to_own.masked_fill(hidden_own, NEVER)
         weights = torch.cat([to_prompt, to_own], -1).softmax(-1).to(v.dtype)
         p = to_prompt.shape[-1]
-        out = step.times_prompt(weights[..., :p], self.prompt_v[layer]) + weights[..., p:] @ own_v
+        out = step.times_prompt(weights[..., :p], self.shared.values[layer][prompt]) + weights[..., p:] @ own_v
         return out.reshape(rows, heads, 1, d)
+
+
+def _close_gaps(count: int, alive: set[int], move: Callable[[int, int], None]) -> list[int]:
+    """The last ones move into the places of those that are gone; the new order, as old indices."""
+    order = list(range(count))
+    for place in range(count):
+        while len(order) > place and order[-1] not in alive:
+            order.pop()
+        if place < len(order) and order[place] not in alive:
+            move(len(order) - 1, place)
+            order[place] = order.pop()
+    return order
 
 
 class Step:
@@ -140,13 +175,13 @@ class Step:
         self.count, self.widest = len(counts), max(counts, default=0)
         self.row_index = torch.arange(len(cache.own), device=device)
         self.own_R = torch.tensor(cache.own, dtype=torch.int64, device=device)
-        self.even = self.count * self.widest == len(cache.own)
-        if not self.even:  # groups of unequal size: gather them to equal width, empty places hold some row and are thrown away
-            firsts = [sum(counts[:g]) for g in range(self.count)]
-            slots = [g * self.widest + r - firsts[g] for r, g in enumerate(cache.groups)]
-            filled = [0] * (self.count * self.widest)
-            for r, slot in enumerate(slots):
-                filled[slot] = r
+        self.even = cache.groups == [g for g in range(self.count) for _ in range(self.widest)]
+        if not self.even:  # gather the groups to equal width; empty places hold some row and are thrown away
+            seen, slots, filled = [0] * self.count, [], [0] * (self.count * self.widest)
+            for r, g in enumerate(cache.groups):
+                slots.append(g * self.widest + seen[g])
+                filled[slots[-1]] = r
+                seen[g] += 1
             self.slot_R, self.filled = torch.tensor(slots, device=device), torch.tensor(filled, device=device)
         self._hidden: dict[int | None, tuple[Tensor | None, Tensor | None]] = {}
 
@@ -190,13 +225,6 @@ def _causal_window(length: int, window: int | None, device: torch.device) -> Ten
         return None
     i = torch.arange(length, device=device)
     return (i <= i[:, None]) & (i[:, None] - i < window)
-
-
-def _stack(old: Tensor | None, fresh: Sequence[Tensor]) -> Tensor:
-    """(groups, kv, P, D) from what is there and new (kv, length, D) prompts, padded to the longest."""
-    kept = [] if old is None else list(old)
-    width = max(x.shape[1] for x in (*kept, *fresh))
-    return torch.stack([F.pad(x, (0, 0, 0, width - x.shape[1])) for x in (*kept, *fresh)])
 
 
 def engine_attention(

@@ -106,7 +106,11 @@ def _same_conditions(a: Evaluation, b: Evaluation, allow_other_limits: bool) -> 
         if key == "decoding" and allow_other_limits and isinstance(x, dict) and isinstance(y, dict):
             x, y = ({k: v for k, v in d.items() if k != "max_new_tokens"} for d in (x, y))
         if x != y:
-            raise BadInput(f"the two evaluations differ in {key}: {x} and {y}", "the same task, decoding and parser on both sides", "the options of both")
+            raise BadInput(
+                f"the two evaluations differ in {key}: {x} and {y}",
+                "the same task, decoding and parser on both sides",
+                "the options of both",
+            )
 
 
 def _pairs(a: Evaluation, b: Evaluation) -> list[tuple[Item, Item]]:

@@ -105,14 +105,18 @@ class Evaluation:
         """Rank correlation of length and correctness inside each difficulty (S1-54): pooled, difficulty would confound it."""
         levels = sorted({i.level for i in self.judged})
         of = {level: [i for i in self.judged if i.level == level] for level in levels}
-        return {level or "all": correlation([i.length for i in x], [float(bool(i.correct)) for i in x]) for level, x in of.items()}
+        return {
+            level or "all": correlation([i.length for i in x], [float(bool(i.correct)) for i in x]) for level, x in of.items()
+        }
 
     def sentence(self) -> str:
         m = self.metrics()
         cut = f"{100 * m['eval/truncated_frac']:.0f} % cut off" if self.items else "nothing answered"
         extra = "".join(f", pass@{k.rpartition('_')[2]} {v:.3f}" for k, v in m.items() if "pass_at" in k)
         unscored = f", {m['eval/unscored']:.0f} unscored" if m["eval/unscored"] else ""
-        return f"accuracy {self.accuracy}{extra}, length {m['eval/length_mean']:.1f} tokens, {cut} (n = {m['eval/n']:.0f}{unscored})"
+        return (
+            f"accuracy {self.accuracy}{extra}, length {m['eval/length_mean']:.1f} tokens, {cut} (n = {m['eval/n']:.0f}{unscored})"
+        )
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1), encoding="utf-8")
@@ -123,7 +127,9 @@ class Evaluation:
             tree = json.loads(path.read_text(encoding="utf-8"))
             return Evaluation(tree["version"], tree["task"], tree["conditions"], tuple(Item(**i) for i in tree["items"]))
         except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise BadInput(f"{path} is not a saved evaluation ({problem})", "a file written by `policyloop evaluate --save`", "A or B") from problem
+            raise BadInput(
+                f"{path} is not a saved evaluation ({problem})", "a file written by `policyloop evaluate --save`", "A or B"
+            ) from problem
 
 
 def evaluate(

@@ -100,7 +100,12 @@ def accuracy_plot(runs: Sequence[RunData]) -> str:
             for b in run.of("baseline"):
                 label = f"untouched, limit {b.get('limit_tokens', '?')}" if run is runs[0] else None
                 axes.axhline(b["accuracy"], ls="--", lw=1, color=colour, alpha=0.7, label=label)
-                steps, values, lows, highs = [0, *steps], [b["accuracy"], *values], [b["accuracy_low"], *lows], [b["accuracy_high"], *highs]
+                steps, values, lows, highs = (
+                    [0, *steps],
+                    [b["accuracy"], *values],
+                    [b["accuracy_low"], *lows],
+                    [b["accuracy_high"], *highs],
+                )
             axes.plot(steps, values, marker="o", ms=4, color=colour, label=run.name)
             axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, lw=0)
         axes.set_ylim(0, 1.02)
@@ -182,7 +187,9 @@ def group_picture(group: dict[str, Any]) -> str:
         '<p class="note">Each token is coloured by how the update changed its log-probability: '
         '<span style="background:rgba(0,114,178,.45)">more likely</span> <span style="background:rgba(213,94,0,.45)">less likely</span>; '
         "grey rows were left out by the filter.</p>"
-        '<table class="group"><tr><th>reward</th><th>parts</th><th>advantage</th><th>tokens</th><th>answer</th></tr>' + rows + "</table>"
+        '<table class="group"><tr><th>reward</th><th>parts</th><th>advantage</th><th>tokens</th><th>answer</th></tr>'
+        + rows
+        + "</table>"
     )
 
 
@@ -220,7 +227,10 @@ def explain(path: Path, step: int, prompt: str | None) -> None:
 
     group = pick_group(groups_of(path, step), prompt)
     console = Console()
-    console.print(f"[bold]step {step}, prompt {group['prompt_id']}[/bold]\n{group['prompt']}\nright answer: {group['target']}", highlight=False)
+    console.print(
+        f"[bold]step {step}, prompt {group['prompt_id']}[/bold]\n{group['prompt']}\nright answer: {group['target']}",
+        highlight=False,
+    )
     table = Table("reward", "parts", "advantage", "kept", "tokens", "log-prob change", "answer")
     for c in by_reward(group):
         after = c.get("logprobs_after")
@@ -228,7 +238,15 @@ def explain(path: Path, step: int, prompt: str | None) -> None:
         parts = ", ".join(f"{n} {v:.2f}" for n, v in c["components"].items() if v is not None)
         reward = "unscored" if c["reward"] is None else f"{c['reward']:.2f}"
         text = c["text"] if len(c["text"]) < 200 else c["text"][:200] + "…"
-        table.add_row(reward, parts, f"{c['advantage']:+.2f}", "yes" if c["keep"] else "no", f"{c['length']} {c['finish_reason']}", change, text)
+        table.add_row(
+            reward,
+            parts,
+            f"{c['advantage']:+.2f}",
+            "yes" if c["keep"] else "no",
+            f"{c['length']} {c['finish_reason']}",
+            change,
+            text,
+        )
     console.print(table)
 
 
@@ -257,7 +275,9 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         *(f"<h2>One group of {html.escape(r.name)}, step {s}</h2>{group_picture(g)}" for r in data for s, g in _last_group(r)),
         *(_folded(r) for r in data),
     ]
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(data[0].name)}</title><style>{STYLE}</style>'
+    page = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(data[0].name)}</title><style>{STYLE}</style>'
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page + "\n".join(sections) + "</html>\n", encoding="utf-8")
     return out
@@ -296,7 +316,9 @@ def summary(run: RunData) -> list[str]:
         )
     if "reward/mean" in last:
         first = run.metrics[0]
-        lines.append(f"{run.name}: reward of sampled answers {first.get('reward/mean') or 0:.3f} in the first step, {last['reward/mean']:.3f} in the last")
+        lines.append(
+            f"{run.name}: reward of sampled answers {first.get('reward/mean') or 0:.3f} in the first step, {last['reward/mean']:.3f} in the last"
+        )
     lines += [f"{run.name}: {e['sentence']}" for e in run.of("guard") if "sentence" in e][:5]
     lines += [f"{run.name}: stopped: {e['reason']}" for e in run.of("stop")]
     return lines

@@ -43,12 +43,21 @@ class Finding:
 
 GUARDS: dict[str, Guard] = {
     "grad_norm_alarm": Guard("grad_norm", "above", "alarm", "the update is unstable; lower training.lr"),
-    "grad_norm_warn": Guard("grad_norm", "above", "warn", "the gradient is clipped at training.max_grad_norm; watch the held-out curve"),
-    "entropy_low": Guard("entropy", "below", "warn", "the policy hardly explores; raise rollout.temperature or lower training.lr"),
+    "grad_norm_warn": Guard(
+        "grad_norm", "above", "warn", "the gradient is clipped at training.max_grad_norm; watch the held-out curve"
+    ),
+    "entropy_low": Guard(
+        "entropy", "below", "warn", "the policy hardly explores; raise rollout.temperature or lower training.lr"
+    ),
     "entropy_high": Guard("entropy", "above", "warn", "the policy is close to noise; lower rollout.temperature or training.lr"),
-    "kl_alarm": Guard("approx_kl/k3", "above", "alarm", "one update moves the policy too far; lower training.lr or updates_per_rollout"),
+    "kl_alarm": Guard(
+        "approx_kl/k3", "above", "alarm", "one update moves the policy too far; lower training.lr or updates_per_rollout"
+    ),
     "zero_std_warn": Guard(
-        "groups/zero_std_frac", "above", "warn", "most groups teach nothing; take other prompts or a larger rl_strategy.group_size"
+        "groups/zero_std_frac",
+        "above",
+        "warn",
+        "most groups teach nothing; take other prompts or a larger rl_strategy.group_size",
     ),
     "truncated_warn": Guard("length/truncated_frac", "above", "warn", "most answers are cut off; raise rollout.max_new_tokens"),
     "retained_zero_std_alarm": Guard(

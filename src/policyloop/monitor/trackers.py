@@ -21,9 +21,7 @@ def _library(name: str, install: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as problem:
-        raise BadInput(
-            f"tracker library {name} is not installed", f"pip install {install}", "monitor.trackers"
-        ) from problem
+        raise BadInput(f"tracker library {name} is not installed", f"pip install {install}", "monitor.trackers") from problem
 
 
 def _tensorboard(project: str, run: Path, config: Mapping[str, Any]) -> Log:

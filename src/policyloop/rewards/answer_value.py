@@ -93,7 +93,7 @@ _NUMBER = re.compile(
 _TEN_POWER = re.compile(r"(?P<sign>[+-]\s*)?10\s*\^\s*\{?\s*(?P<ten>[+-]?\d+)\s*\}?")
 _CURRENCY = r"(?:US\$|USD|RMB|CNY|EUR|GBP|Rs\.?|[$€£¥₹₩元])"
 _LEAD = re.compile(
-    rf"""(?:[\s:=>\-]*(?:\*\s)?(?:about|approximately|approx\.?|around|roughly|exactly|just|only|simply|equal\ to|equals|a\ total\ of
+    r"""(?:[\s:=>\-]*(?:\*\s)?(?:about|approximately|approx\.?|around|roughly|exactly|just|only|simply|equal\ to|equals|a\ total\ of
     |total\ of|that\ is|therefore|thus|now|then|is|be|of|the\ number|约为|大约|约|共有|一共|总共|共|是|为|等于|:|=|\()\s*)*\s*(?=\S)""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -164,10 +164,9 @@ _CN = re.compile("[零〇一二两俩三四五六七八九十百千万亿]+")
 _EN = {
     w: i
     for i, w in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
-        "nineteen".split()
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
     )
-} | {w: 10 * (i + 2) for i, w in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split())}
+} | {w: 10 * (i + 2) for i, w in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])}
 _EN_BIG = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 _EN_RUN = re.compile(rf"(?:(?:{'|'.join([*_EN, *_EN_BIG])})\b(?:[\s-]+(?:and\s+)?|$)?)+", re.IGNORECASE)
 

@@ -56,6 +56,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
+            self.unlock()
             raise Conflict(f"another process is training in {self.path}", "one process per run folder", "--run") from problem
 
     def unlock(self) -> None:

@@ -35,9 +35,7 @@ class SupervisedSource:
 
     def next(self, progress: Progress) -> list[Group]:
         start = time.monotonic()
-        groups = [
-            Group(d.uid, d.prompt, (self._completion(d.prompt),), (Score(None),)) for d in self.cursor.take(self.per_step)
-        ]
+        groups = [Group(d.uid, d.prompt, (self._completion(d.prompt),), (Score(None),)) for d in self.cursor.take(self.per_step)]
         self.metrics = {"time/data_wait_s": time.monotonic() - start}
         return groups
 

@@ -275,7 +275,8 @@ def lr_factor(settings: TrainingSettings, update: int, updates: int) -> float:
 def narrow(batch: Batch, width: int) -> Batch:
     """The first `width` token columns: what is beyond is padding for every row."""
     cut = {
-        f: (x[:, :width] if isinstance(x := getattr(batch, f), Tensor) and x.dim() == 2 else x) for f in Batch.__dataclass_fields__
+        f: (x[:, :width] if isinstance(x := getattr(batch, f), Tensor) and x.dim() == 2 else x)
+        for f in Batch.__dataclass_fields__
     }
     return Batch(**cut)
 
@@ -290,5 +291,3 @@ def _row_means(batch: Batch) -> list[float]:
         return [0.0] * len(batch)
     sums = torch.where(batch.mask_NT, batch.advantages_NT, 0.0).sum(1)
     return (sums / batch.mask_NT.sum(1).clamp_min(1)).tolist()
-
-
