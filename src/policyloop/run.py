@@ -42,7 +42,7 @@ from policyloop.hooks import (
     dump_bad,
     restore,
 )
-from policyloop.loop import Hook, Stop, train
+from policyloop.loop import Hook, Step, Stop, train
 from policyloop.models.catalogue import resolve
 from policyloop.models.policy import PolicyModel, load_policy
 from policyloop.models.template import Renderer, load_renderer
@@ -323,7 +323,14 @@ def hooks_of(parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: E
     log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, tree_of(recipe))
     samples = Samples(folder, parts.trainer, parts.renderer, recipe.rollout.samples, recipe.rollout.explain_every)
     health = Health(folder, recipe.training.health, parts.trainer, checkpoints, say)
-    return [judge, samples, Metrics(folder, log), Console(say), health, save, judge.check]
+    every = None if recipe.model.reference_model_freeze else recipe.model.reference_sync_steps
+
+    def follow(step: Step) -> None:
+        """reference_model_freeze: false - the KL anchor becomes the policy as it is now."""
+        if every and step.progress.step % every == 0:
+            parts.policy.sync_reference()
+
+    return [judge, samples, Metrics(folder, log), Console(say), health, follow, save, judge.check]
 
 
 def resume_from(
