@@ -4,7 +4,7 @@
 `stream` is continuous batching for serving; closing the iterator frees the slot.
 
 Example:
-    >>> engine = ENGINES["scripted"]()
+    >>> engine = ENGINES["scripted"](EngineSpec("", "v#0", options={"answers": [[7, 2], [8, 2]]}))
     >>> engine.run([Request("q1/0/0", (11, 12), SamplingParams(max_new_tokens=4, n=2))])  # 2 completions, request order
 """
 
