@@ -7,7 +7,10 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from policyloop.quick import GFPO, GRPO, SFT, train
 
 __version__ = "0.1.0"
 __all__ = ["GFPO", "GRPO", "SFT", "__version__", "train"]

@@ -21,7 +21,7 @@ from policyloop.recipe import Recipe, check
 from policyloop.rewards import Given, RewardsSettings
 from policyloop.rollout import RolloutSettings
 from policyloop.run import Run, start
-from policyloop.tasks import DataSettings
+from policyloop.tasks import DataSettings, Task
 from policyloop.tasks.jsonl import JsonlTask
 from policyloop.training import TrainingSettings
 
@@ -61,7 +61,7 @@ def train(
         training=build(TrainingSettings, training, "training"),
     )
     check(recipe)
-    task = None if isinstance(data, (str, DataSettings)) else JsonlTask.from_rows(data, recipe.data)
+    task: Task | None = None if isinstance(data, (str, DataSettings)) else JsonlTask.from_rows(data, recipe.data)
     return start(recipe, Path(run), resume=resume, force=force, say=say, task=task)
 
 

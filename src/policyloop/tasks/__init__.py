@@ -28,9 +28,14 @@ class Task(Protocol):
     wrong, None when the gold cannot be judged. `notes`: what loading chose or found, one sentence each, to be said once.
     """
 
-    name: str
-    correct_needs_stop: bool
-    notes: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def correct_needs_stop(self) -> bool: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
 
     def train(self) -> Sequence[Prompt]: ...
 
