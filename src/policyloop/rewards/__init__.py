@@ -2,7 +2,7 @@
 
 In: rows of (prompt, completion). Out: one number per row; NaN = does not apply, None = could not be scored (counted, never 0).
 
-Example (YAML):
+Example (YAML; a bare list under `rewards:` is `terms`):
     rewards:
       - correct: {weight: 1.0}
       - format: {pattern: think, weight: 0.2}
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
+from policyloop.errors import BadInput
 from policyloop.types import Completion, Prompt, settings
 
 Grade = Callable[[Prompt, Completion], bool | None]
@@ -37,9 +38,15 @@ class Context:
 class Reward(Protocol):
     """One reward, ready to run."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     async def __call__(self, rows: Sequence[Row]) -> Sequence[float | None]: ...
+
+
+def need(ok: bool, given: str, allowed: str, where: str) -> None:
+    if not ok:
+        raise BadInput(given, allowed, where)
 
 
 @settings
@@ -71,16 +78,18 @@ class Math:
 
 @settings
 class Format:
-    """1 where the text has the form: `think` (reasoning closed once, then an answer), `answer` (<answer>…</answer>), or a regular expression."""
+    """1 where the whole text has the form: `think` (reasoning closed once, then an answer), `answer` (ends in one <answer>…</answer>), or
+    a regular expression. prefilled: the chat template opens <think> itself, so that one in the completion is a second one."""
 
     pattern: str = "think"
+    prefilled: bool = False
     weight: float = 0.2
     name: str = "format"
 
     def create(self, context: Context) -> Reward:
         from policyloop.rewards.form import FormatReward
 
-        return FormatReward(self.name, self.pattern)
+        return FormatReward(self.name, self.pattern, self.prefilled)
 
 
 @settings
@@ -98,17 +107,29 @@ class Stop:
 
 @settings
 class Function:
-    """A user's function: path `pkg.mod:name` or `file.py:name`. timeout_s: per call; late or failing rows are unscored and counted."""
+    """A user's function: path `pkg.mod:name` or `file.py:name`. timeout_s: per call; late or failing rows are unscored and counted.
+
+    concurrency: calls at once of a function that takes one completion. isolated: calls run in a process that is killed when late.
+    """
 
     path: str
     weight: float = 1.0
     timeout_s: float = 30.0
+    concurrency: int = 16
+    isolated: bool = False
     name: str = ""
 
-    def create(self, context: Context) -> Reward:
-        from policyloop.rewards.function import load_function
+    def __post_init__(self) -> None:
+        need(self.timeout_s > 0, f"timeout_s = {self.timeout_s}", "seconds above 0", f"rewards.{self.path}.timeout_s")
+        need(self.concurrency > 0, f"concurrency = {self.concurrency}", "1 or more", f"rewards.{self.path}.concurrency")
 
-        return load_function(self, context)
+    def create(self, context: Context) -> Reward:
+        from policyloop.rewards.function import FunctionReward, load_function
+        from policyloop.rewards.isolated import Isolated
+
+        name = self.name or self.path.rpartition(":")[2]
+        isolated = Isolated(self.path, self.timeout_s) if self.isolated else None
+        return FunctionReward(name, load_function(self.path), context, self.timeout_s, self.concurrency, isolated)
 
 
 @settings
@@ -118,11 +139,14 @@ class Given:
     function: Callable[..., object]
     weight: float = 1.0
     timeout_s: float = 30.0
+    concurrency: int = 16
+    name: str = ""
 
     def create(self, context: Context) -> Reward:
         from policyloop.rewards.function import FunctionReward
 
-        return FunctionReward(getattr(self.function, "__name__", type(self.function).__name__), self.function, self.timeout_s, context)
+        name = self.name or getattr(self.function, "__name__", type(self.function).__name__)
+        return FunctionReward(name, self.function, context, self.timeout_s, self.concurrency)
 
 
 REWARDS: dict[str, type] = {"correct": Correct, "math": Math, "format": Format, "stop": Stop, "function": Function}
@@ -144,20 +168,36 @@ class TokenEfficiency:
     only_if_correct: bool = True
     action: Literal["penalise", "drop"] = "penalise"
 
+    def __post_init__(self) -> None:
+        where, threshold = "rewards.token_efficiency", self.length_ratio_threshold
+        need(0 < threshold <= 1, f"length_ratio_threshold = {threshold}", "above 0, up to 1 (1 = off)", where)
+        need(self.weight >= 0, f"weight = {self.weight}", "0 or more", where)
+        need(
+            self.length_budget is None or self.length_budget > 0,
+            f"length_budget = {self.length_budget}",
+            "1 or more, or null",
+            where,
+        )
+
 
 @settings
 class RangeControl:
-    """mode clip: into [low, high]; running_z: (R - mean) / std of all rewards so far, frozen during a step; tanh."""
+    """mode clip: into [low, high]; running_z: (R - mean) / std of all rewards of earlier steps (the first step stays raw); tanh."""
 
     mode: Literal["clip", "running_z", "tanh"] = "clip"
     low: float = -1.0
     high: float = 1.0
 
+    def __post_init__(self) -> None:
+        need(self.low < self.high, f"low = {self.low}, high = {self.high}", "low below high", "rewards.range_control")
+
 
 @settings
 class RewardsSettings:
-    """terms: the rewards. combine: sum (Σ w·r), normalize_then_sum (z-score each inside the group first, GDPO), conditional (the first term
-    must reach gate_threshold, else the row gets gate_fail). range_control: null = off. token_efficiency: null = off."""
+    """terms: the rewards. combine: sum (Σ w·r), normalize_then_sum (z-score each inside the group first, GDPO), conditional (Σ w·r where
+    the first term reaches gate_threshold, else gate_fail; weight 0 makes it a pure gate). range_control, token_efficiency: null = off.
+    metric: the reward whose raw value is the outcome that filters and pass rates read; null = the task's verdict, or the first reward
+    where the task judges nothing. Above 0 counts as right."""
 
     slots: ClassVar[Mapping[str, Mapping[str, type]]] = {"terms": REWARDS}
     import_paths: ClassVar[Mapping[str, str]] = {"terms": "function"}
@@ -166,5 +206,22 @@ class RewardsSettings:
     combine: Literal["sum", "normalize_then_sum", "conditional"] = "sum"
     gate_threshold: float = 0.5
     gate_fail: float = 0.0
+    metric: str | None = None
     range_control: RangeControl | None = None
     token_efficiency: TokenEfficiency | None = None
+
+    def __post_init__(self) -> None:
+        """A long right answer must still beat a short wrong one, where the gap between right and wrong can be read off."""
+        term, gap = self.token_efficiency, self.gap()
+        if term is not None and term.action == "penalise" and term.length_ratio_threshold < 1 and gap is not None:
+            allowed = f"below {gap:g}, the gap between right and wrong: else a long right answer loses to a short wrong one"
+            where = "rewards.token_efficiency.weight"
+            need(term.weight < gap, f"token_efficiency.weight = {term.weight:g}", allowed, where)
+
+    def gap(self) -> float | None:
+        """Reward of right minus reward of wrong; None where a user's function or a normalisation decides it."""
+        verdicts = [term.weight for term in self.terms if isinstance(term, Correct | Math)]
+        control = self.range_control
+        if not verdicts or self.combine != "sum" or (control is not None and control.mode != "clip"):
+            return None
+        return sum(verdicts) if control is None else min(sum(verdicts), control.high - control.low)

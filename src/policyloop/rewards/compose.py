@@ -1,6 +1,6 @@
 """From K raw rewards to one number per completion: combination, range control, length terms. The one aggregation there is.
 
-Shapes: parts (N, K) float64, NaN = not applicable; `failed` (N,) = some reward could not score this row.
+Shapes: parts (N, K) float64, NaN = not applicable (a row that some reward could not score is NaN as a whole); rewards (N,), NaN = unscored.
 
 Example (sum, weights 1 and 0.2): parts [[1, 1], [0, nan]] -> [1.2, 0.0].
 """
@@ -18,6 +18,7 @@ from policyloop.rewards import RangeControl, RewardsSettings, TokenEfficiency
 
 Array = NDArray[np.float64]
 EPS = 1e-4  # GDPO's, as in its reference code
+FLAT = 1e-8  # a spread below this is rounding
 
 
 def combine(parts_NK: Array, weights_K: Array, group_N: NDArray[np.int64], settings: RewardsSettings) -> Array:
@@ -25,11 +26,9 @@ def combine(parts_NK: Array, weights_K: Array, group_N: NDArray[np.int64], setti
     if settings.combine == "normalize_then_sum":
         return normalize_then_sum(parts_NK, weights_K, group_N)
     if settings.combine == "conditional":
-        rest = nansum(parts_NK[:, 1:] * weights_K[1:]) if parts_NK.shape[1] > 1 else np.zeros(len(parts_NK))
-        first = weights_K[0] * parts_NK[:, 0]
-        passed = parts_NK[:, 0] >= settings.gate_threshold
-        total = np.where(passed, first + np.nan_to_num(rest), settings.gate_fail)
-        return np.where(np.isnan(parts_NK[:, 0]), np.nan, total)
+        gate_N = parts_NK[:, 0]
+        total = np.where(gate_N >= settings.gate_threshold, nansum(parts_NK * weights_K), settings.gate_fail)
+        return np.where(np.isnan(gate_N), np.nan, total)
     return nansum(parts_NK * weights_K)
 
 
@@ -54,7 +53,7 @@ def zscore(x: Array, eps: float) -> Array:
     if len(known) < 2:
         return np.where(np.isnan(x), np.nan, 0.0)
     std = known.std(ddof=1)
-    return np.where(np.isnan(x), np.nan, 0.0) if std < 1e-8 else (x - known.mean()) / (std + eps)
+    return np.where(np.isnan(x), np.nan, 0.0) if std < FLAT else (x - known.mean()) / (std + eps)
 
 
 def length_penalty(length_N: NDArray[np.int64], budget: int, threshold: float) -> Array:
@@ -90,8 +89,8 @@ class Ranger:
             return np.clip(rewards_N, s.low, s.high)
         if s.mode == "tanh":
             return np.tanh(rewards_N)
-        std = math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 1.0
-        shaped = (rewards_N - self.mean) / max(std, 1e-8) if self.count > 1 else rewards_N
+        std = math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 0.0
+        shaped = (rewards_N - self.mean) / (std if std > FLAT else 1.0)  # equal rewards so far say nothing of scale
         for value in rewards_N[~np.isnan(rewards_N)]:  # Welford; what was learned in this step is used from the next on
             self.count += 1
             delta = float(value) - self.mean

@@ -12,35 +12,41 @@ from dataclasses import dataclass
 from policyloop.errors import BadInput
 from policyloop.rewards import Row
 
-ANSWER = re.compile(r"<answer>[^<]*\S[^<]*</answer>\s*\Z")
 
-
-def thinks_once(text: str) -> bool:
-    """Reasoning closed exactly once, its opening tag either first or prefilled by the template, and something after it."""
+def thinks_once(text: str, prefilled: bool) -> bool:
+    """Reasoning closed exactly once, and something after it. The opening tag stands first, or is missing: then the chat template wrote it
+    (only generated text gets here). With `prefilled` a tag in the text is a second one."""
     opened, closed = text.count("<think>"), text.count("</think>")
-    if closed != 1 or opened > 1 or (opened == 1 and not text.lstrip().startswith("<think>")):
+    if closed != 1 or opened > (0 if prefilled else 1) or (opened == 1 and not text.lstrip().startswith("<think>")):
         return False
     return bool(text.rpartition("</think>")[2].strip())
+
+
+def answers_last(text: str) -> bool:
+    """Ends in the only <answer>…</answer>, which is not empty."""
+    body = text.rstrip().partition("<answer>")[2]
+    return text.count("<answer>") == text.count("</answer>") == 1 and body.endswith("</answer>") and body.strip() != "</answer>"
 
 
 class FormatReward:
     """`think`, `answer` or a regular expression that must match the whole text."""
 
-    def __init__(self, name: str, pattern: str) -> None:
-        self.name = name
+    def __init__(self, name: str, pattern: str, prefilled: bool = False) -> None:
+        self.name, self.pattern, self.prefilled = name, pattern, prefilled
         try:
-            self._pattern = None if pattern == "think" else ANSWER if pattern == "answer" else re.compile(pattern, re.DOTALL)
+            self._expression = re.compile(pattern, re.DOTALL)
         except re.error as problem:
-            raise BadInput(f"reward pattern {pattern!r} ({problem})", "think, answer or a regular expression", "rewards") from problem
-        self._search = pattern == "answer"
+            raise BadInput(
+                f"reward pattern {pattern!r} ({problem})", "think, answer or a regular expression", "rewards"
+            ) from problem
 
     async def __call__(self, rows: Sequence[Row]) -> list[float | None]:
         return [float(self._fits(row.completion.text)) for row in rows]
 
     def _fits(self, text: str) -> bool:
-        if self._pattern is None:
-            return thinks_once(text)
-        return bool(self._pattern.search(text) if self._search else self._pattern.fullmatch(text))
+        if self.pattern == "think":
+            return thinks_once(text, self.prefilled)
+        return answers_last(text) if self.pattern == "answer" else self._expression.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

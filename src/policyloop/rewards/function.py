@@ -1,7 +1,8 @@
 """A user's reward function: sync or async, whatever arguments it declares; late or failing calls leave rows unscored and are counted.
 
 It gets, by name, what it declares of: prompts, completions (texts), completion_ids, answer/target, and any column of the data; with
-**kwargs all of it. One call for all rows, aligned by row. It returns one number per row: None = does not apply, NaN or infinity = unscored.
+**kwargs all of it. One call for all rows, lists aligned by row, one number per row back: None = does not apply, NaN or infinity = unscored.
+A function that declares `completion` (or `prompt`) instead is called once per row, with that row's values, and returns one number.
 
 Example:
     def brevity(completions, answer, **rest):
@@ -11,143 +12,222 @@ Example:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import importlib.util
 import inspect
+import logging
 import math
-import threading
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from policyloop.errors import BadInput
-from policyloop.rewards import Context, Function, Row
+from policyloop.rewards import Context, Row
+from policyloop.rewards.isolated import Isolated
+from policyloop.rewards.running import in_thread
 
-ALWAYS = ("prompts", "completions", "completion_ids", "answer", "target")
-
-
-class FunctionReward:
-    """One function, its declared arguments checked at start."""
-
-    def __init__(self, name: str, function: Callable[..., Any], timeout_s: float, context: Context) -> None:
-        self.name, self.function, self.timeout_s = name, function, timeout_s
-        self.counters = {"failed": 0, "late": 0}
-        self.first_problem: str | None = None
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError) as problem:
-            raise BadInput(f"reward {name} is not a function one can call ({problem})", "a function", "rewards") from problem
-        self.everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.declared = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        required = [p.name for p in parameters if p.default is p.empty and p.name in self.declared]
-        known = {*ALWAYS, *context.columns}
-        if missing := [n for n in required if n not in known]:
-            there = ", ".join(sorted(known))
-            raise BadInput(f"reward {name} needs column {missing[0]}", f"one of the columns there are: {there}", "the function or data.columns")
-        self.columns = sorted(context.columns) if self.everything else [n for n in self.declared if n in known]
-
-    async def __call__(self, rows: Sequence[Row]) -> list[float | None]:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                values = await self._call(self._arguments(rows))
-        except TimeoutError:
-            return self._unscored("late", len(rows), f"took longer than {self.timeout_s} s")
-        except Exception as problem:  # the user's code may raise anything; it is counted and shown, never swallowed
-            return self._unscored("failed", len(rows), f"{type(problem).__name__}: {problem}")
-        values = list(values) if isinstance(values, Sequence) or hasattr(values, "__iter__") else [values]
-        if len(values) != len(rows):
-            raise BadInput(f"reward {self.name} returned {len(values)} values for {len(rows)} completions", f"{len(rows)}", "the function")
-        return [self._number(v) for v in values]
-
-    async def _call(self, arguments: dict[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(getattr(self.function, "__call__", None)):  # noqa: B004
-            return await self.function(**arguments)
-        value = await in_daemon_thread(lambda: self.function(**arguments))
-        return await value if inspect.isawaitable(value) else value
-
-    def _arguments(self, rows: Sequence[Row]) -> dict[str, Any]:
-        built = {
-            "prompts": lambda: [_prompt(r) for r in rows],
-            "completions": lambda: [r.completion.text for r in rows],
-            "completion_ids": lambda: [list(r.completion.token_ids) for r in rows],
-            "answer": lambda: [r.prompt.meta.get("answer", r.prompt.target) for r in rows],
-            "target": lambda: [r.prompt.target for r in rows],
-        }
-        wanted = [*built, *self.columns] if self.everything else self.declared
-        return {
-            n: built[n]() if n in built else [r.prompt.meta.get(n) for r in rows]
-            for n in wanted
-            if n in built or n in self.columns
-        }
-
-    def _number(self, value: Any) -> float | None:
-        if value is None:
-            return math.nan
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            return self._unscored("failed", 1, f"returned {value!r}, which is not a number")[0]
-        return number if math.isfinite(number) else self._unscored("failed", 1, f"returned {number}")[0]
-
-    def _unscored(self, kind: str, count: int, why: str) -> list[float | None]:
-        self.counters[kind] += count
-        self.first_problem = self.first_problem or f"reward {self.name} {why}"
-        return [None] * count
+HANGING = 4  # threads of late calls that may still be busy before no further call is started
+UNSCORED = object()
+log = logging.getLogger(__name__)
 
 
-def in_daemon_thread(call: Callable[[], Any]) -> asyncio.Future[Any]:
-    """The call's result, from a thread that a hanging function can hold for ever without holding the loop or the interpreter's exit."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, problem: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if problem is None:
-            done.set_result(value)
-        else:
-            done.set_exception(problem)
-
-    def work() -> None:
-        value, problem = None, None
-        try:
-            value = call()
-        except Exception as raised:
-            problem = raised
-        with contextlib.suppress(RuntimeError):  # the loop is gone: nobody waits any more
-            loop.call_soon_threadsafe(settle, value, problem)
-
-    threading.Thread(target=work, daemon=True, name="reward").start()
-    return done
-
-
-def _prompt(row: Row) -> Any:
-    """A text, or the messages as dicts."""
+def asked(row: Row) -> Any:
+    """The prompt: its text, or its messages as dicts."""
     p = row.prompt
     return p.text if p.messages is None else [{"role": m.role, "content": m.content} for m in p.messages]
 
 
-def load_function(settings: Function, context: Context) -> FunctionReward:
-    """`pkg.mod:name` or `file.py:name`. Errors: BadInput naming what is missing."""
-    place, _, attribute = settings.path.rpartition(":")
-    if not place:
-        raise BadInput(f"reward {settings.path!r}", "pkg.mod:name or file.py:name", "rewards")
+def said(row: Row) -> str:
+    return row.completion.text
+
+
+BUILT: dict[str, Callable[[Row], Any]] = {
+    "prompts": asked,
+    "completions": said,
+    "prompt": asked,
+    "completion": said,
+    "completion_ids": lambda r: list(r.completion.token_ids),
+    "answer": lambda r: r.prompt.meta.get("answer", r.prompt.target),
+    "target": lambda r: r.prompt.target,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a function declares, checked against what there is; `per_row`: values of one row instead of lists."""
+
+    names: tuple[str, ...]
+    per_row: bool
+
+    @staticmethod
+    def declared(name: str, function: Callable[..., Any], columns: frozenset[str]) -> Arguments:
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as problem:
+            raise BadInput(f"reward {name} cannot be called ({problem})", "a function", "rewards") from problem
+        by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        named = {p.name for p in by_name}
+        per_row = bool(named & {"completion", "prompt"}) and not named & {"completions", "prompts"}
+        own = {"prompt", "completion"} if per_row else {"prompts", "completions"}
+        known = {*own, "completion_ids"} | (columns - {"prompt", "prompts", "completion", "completions"})
+        for p in parameters:
+            if p.kind is p.POSITIONAL_ONLY or (p in by_name and p.default is p.empty and p.name not in known):
+                there = f"{', '.join(sorted(columns)) or 'none'} (and {', '.join(sorted(known - columns))} of the run)"
+                raise BadInput(
+                    f"reward {name} needs column {p.name}",
+                    f"an argument that the data supply; columns: {there}",
+                    "the function or data",
+                )
+        everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return Arguments(tuple(sorted(known if everything else known & named)), per_row)
+
+    def of(self, rows: Sequence[Row]) -> dict[str, list[Any]]:
+        return {n: [BUILT[n](r) if n in BUILT else r.prompt.meta.get(n) for r in rows] for n in self.names}
+
+    def of_one(self, row: Row) -> dict[str, Any]:
+        return {n: values[0] for n, values in self.of([row]).items()}
+
+
+class FunctionReward:
+    """One function. `counters`: rows of the last call on which it failed or was late; `first_problem`: in words, also logged once."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        context: Context,
+        timeout_s: float = 30.0,
+        concurrency: int = 16,
+        isolated: Isolated | None = None,
+    ) -> None:
+        self.name, self.function, self.timeout_s, self.isolated = name, function, timeout_s, isolated
+        self.arguments = Arguments.declared(name, function, context.columns)
+        self.concurrency = concurrency if self.arguments.per_row else 1
+        self.counters = {"failed": 0, "late": 0}
+        self.first_problem: str | None = None
+        self._busy: set[object] = set()  # one mark per thread that has not come back
+
+    async def __call__(self, rows: Sequence[Row]) -> list[float | None]:
+        self.counters = dict.fromkeys(self.counters, 0)
+        if not self.arguments.per_row:
+            returned = await self._limited(self.arguments.of(rows), len(rows))
+            return [None] * len(rows) if returned is UNSCORED else [self._number(v) for v in self._list(returned, len(rows))]
+        slots = asyncio.Semaphore(self.concurrency)
+
+        async def one(row: Row) -> float | None:
+            async with slots:
+                returned = await self._limited(self.arguments.of_one(row), 1)
+            return None if returned is UNSCORED else self._number(returned)
+
+        return list(await asyncio.gather(*(one(row) for row in rows)))
+
+    async def _limited(self, arguments: Mapping[str, Any], rows: int) -> Any:
+        """What the function returns, or UNSCORED when it raised or took too long."""
+        if len(self._busy) >= self.concurrency + HANGING:
+            return self._unscored(
+                "late", rows, f"still hangs in {len(self._busy)} earlier calls (isolated: true ends such calls)"
+            )
+        try:
+            if self.isolated is not None:  # starting its process is not the function's time; it keeps the limit itself
+                return await self._in_thread(self.isolated, arguments)
+            async with asyncio.timeout(self.timeout_s):
+                return await self._call(arguments)
+        except TimeoutError:
+            return self._unscored("late", rows, f"took longer than {self.timeout_s:g} s")
+        except Exception as problem:  # the user's code may raise anything; it is counted and shown, never swallowed
+            return self._unscored("failed", rows, f"raised {type(problem).__name__}: {problem}")
+
+    async def _call(self, arguments: Mapping[str, Any]) -> Any:
+        f = self.function
+        if inspect.iscoroutinefunction(f) or inspect.iscoroutinefunction(getattr(f, "__call__", None)):  # noqa: B004
+            return await f(**arguments)
+        value = await self._in_thread(f, arguments)
+        return await value if inspect.isawaitable(value) else value
+
+    async def _in_thread(self, call: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        mark = object()
+
+        def marked() -> Any:
+            try:
+                return call(**arguments)
+            finally:
+                self._busy.discard(mark)
+
+        self._busy.add(mark)
+        return await in_thread(marked)
+
+    def _list(self, returned: Any, expected: int) -> list[Any]:
+        """One value per row, never broadcast. Errors: BadInput with the function's name, what it returned and what was expected."""
+        allowed, where = f"a list of {expected} numbers, one per completion", "the reward function"
+        try:
+            values = None if isinstance(returned, str | bytes | Mapping | set) else list(returned)
+        except TypeError:
+            values = None
+        if values is None:
+            raise BadInput(f"reward {self.name} returned {returned!r:.80} for {expected} completions", allowed, where)
+        if len(values) != expected:
+            raise BadInput(f"reward {self.name} returned {len(values)} values for {expected} completions", allowed, where)
+        return values
+
+    def _number(self, value: Any) -> float | None:
+        """None does not apply (NaN); what is no finite number is a fault."""
+        if value is None:
+            return math.nan
+        try:
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+        self._unscored("failed", 1, f"returned {value!r:.80}, which is no finite number")
+        return None
+
+    def _unscored(self, kind: str, rows: int, why: str) -> object:
+        self.counters[kind] += rows
+        if self.first_problem is None:
+            self.first_problem = f"reward {self.name} {why}"
+            log.warning("%s; such completions are unscored and counted", self.first_problem)
+        return UNSCORED
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """The callable at `pkg.mod:name` or `file.py:name` (a class is called for its instance). Errors: BadInput naming what is missing."""
+    place, _, attribute = path.rpartition(":")
+    if not place or not attribute:
+        raise BadInput(f"reward {path!r}", "pkg.mod:name or file.py:name", "rewards")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        function = getattr(module, attribute)
-    except (ImportError, OSError, AttributeError) as problem:
-        raise BadInput(f"reward {settings.path!r} cannot be loaded ({problem})", "pkg.mod:name or file.py:name", "rewards") from problem
-    if isinstance(function, type):
-        function = function()
-    return FunctionReward(settings.name or attribute, function, settings.timeout_s, context)
+        function = getattr(_from_file(Path(place).expanduser()) if place.endswith(".py") else _module(place), attribute)
+        function = function() if isinstance(function, type) else function
+    except Exception as problem:  # importing runs the user's code, which may raise anything
+        why = f"{type(problem).__name__}: {problem}"
+        raise BadInput(f"reward {path!r} cannot be loaded ({why})", "pkg.mod:name or file.py:name", "rewards") from problem
+    if not callable(function):
+        raise BadInput(f"reward {path!r} is {function!r:.80}", "a function", "rewards")
+    return function
+
+
+def _module(name: str) -> ModuleType:
+    """Like `python -m`: what lies in the working folder can be imported."""
+    _reachable(Path.cwd())
+    return importlib.import_module(name)
 
 
 def _from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """Under a name of its own, so that `math.py` hides nothing; modules beside it can be imported."""
+    _reachable(path.resolve().parent)
+    name = f"policyloop_reward_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"no Python file {path}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look modules up by name
     spec.loader.exec_module(module)
     return module
+
+
+def _reachable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

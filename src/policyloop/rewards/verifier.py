@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policyloop.rewards import Grade, Row
-from policyloop.rewards.math import grade
+from policyloop.rewards.running import in_thread
+from policyloop.types import Completion, Prompt
+
+
+async def judged(grade: Grade, rows: Sequence[Row]) -> list[float | None]:
+    """Every row's verdict, off the event loop, so that rewards that wait for a service wait meanwhile."""
+    verdicts = await in_thread(lambda: [grade(prompt, completion) for prompt, completion in rows])
+    return [None if v is None else float(v) for v in verdicts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +27,7 @@ class CorrectReward:
     grade: Grade
 
     async def __call__(self, rows: Sequence[Row]) -> list[float | None]:
-        verdicts = [self.grade(prompt, completion) for prompt, completion in rows]
-        return [None if v is None else float(v) for v in verdicts]
+        return await judged(self.grade, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +38,10 @@ class MathReward:
     needs_stop: bool
 
     async def __call__(self, rows: Sequence[Row]) -> list[float | None]:
-        out: list[float | None] = []
-        for prompt, completion in rows:
-            right = None if prompt.target is None else grade(completion.text, prompt.target)
-            stopped = completion.finish_reason == "stop" or not self.needs_stop
-            out.append(None if right is None else float(right and stopped))
-        return out
+        return await judged(self._grade, rows)
+
+    def _grade(self, prompt: Prompt, completion: Completion) -> bool | None:
+        from policyloop.rewards.math import grade
+
+        right = None if prompt.target is None else grade(completion.text, prompt.target)
+        return right and (completion.finish_reason == "stop" or not self.needs_stop)
