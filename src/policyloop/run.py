@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from policyloop import __version__
 from policyloop.engine import ENGINES, Engine, EngineSpec
@@ -101,7 +100,6 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
-    disable_progress_bar()  # a bar per model load says nothing and breaks plain logs
     task = task or load_task(recipe.data, settings.seed)
     for note in task.notes:
         say(f"data: {note}")

@@ -30,14 +30,11 @@ def _settings(task: str, set_: list[str] | None, **evaluation: Any) -> Any:
 
 def measure(model: str, recipe: Any, limit: int, template: str | None = None) -> Any:
     """MODEL on the held-out prompts of a recipe, at most `limit` tokens an answer."""
-    from transformers.utils.logging import disable_progress_bar
-
     from policyloop.evaluation.evaluate import evaluate as evaluated
     from policyloop.evaluation.model import open_model
     from policyloop.tasks import load_task
     from policyloop.types import SamplingParams
 
-    disable_progress_bar()
     s = recipe.evaluation
     task = load_task(recipe.data, recipe.training.seed)
     prompts = list(task.held_out(s.seed))[: s.prompts]
