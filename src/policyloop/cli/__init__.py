@@ -126,7 +126,8 @@ def _run(command: Any, arguments: list[str]) -> int:
         say(f"policyloop: {problem}")
         return problem.exit_code
     except TyperException as problem:
-        say(f"policyloop: {getattr(problem, 'format_message', lambda: str(problem))()} (try --help)")
+        sentence = problem.format_message() if hasattr(problem, "format_message") else str(problem)
+        say(f"policyloop: {sentence} (try --help)")
         return Exit.BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
         say("policyloop: stopped")

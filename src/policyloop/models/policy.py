@@ -41,7 +41,6 @@ from policyloop.models.template import load_renderer
 from policyloop.types import Outputs, Packed
 
 log = logging.getLogger(__name__)
-disable_progress_bar()  # a bar per model load says nothing and breaks plain logs
 Precision = Literal["fp32", "bf16", "fp16"]
 # recurrent layers or attention sinks that no `layer_types` tells of
 OTHER_LAYERS = {

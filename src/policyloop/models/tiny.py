@@ -60,6 +60,7 @@ def make_tiny(folder: Path | str, seed: int = 0) -> Path:
         model = LlamaForCausalLM(config)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
+    disable_progress_bar()  # a bar for one small file breaks plain output
     model.save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
     return path
