@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 FILLERS = ("check", "so", "the", "is")
 WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", *"0123456789", *"+-=;#", *FILLERS)
