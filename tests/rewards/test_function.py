@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -258,7 +259,7 @@ def test_a_rewards_fault_hides_no_other_ones_result() -> None:
 MINE = """
 from __future__ import annotations
 from dataclasses import dataclass
-from my_words import COUNT
+from own_words import COUNT
 
 @dataclass
 class Rubric:
@@ -273,10 +274,11 @@ PI = 3.14
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my_rewards.py").write_text(MINE)
-    (tmp_path / "my_words.py").write_text("COUNT = 1\n")
+    (tmp_path / "own_rewards.py").write_text(MINE)
+    (tmp_path / "own_words.py").write_text("COUNT = 1\n")
     (tmp_path / "broken_rewards.py").write_text("def score(completions:\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
 
 
@@ -288,20 +290,20 @@ def by_path(path: str) -> list[float | None]:
 
 
 def test_import_paths(folder: Path) -> None:
-    assert by_path("my_rewards.py:score") == [1.0, 2.0]
-    assert by_path(f"{folder}/my_rewards.py:Rubric") == [1.0, 0.0]
-    assert by_path("my_rewards:score") == [1.0, 2.0]  # from the working folder, as with python -m
+    assert by_path("own_rewards.py:score") == [1.0, 2.0]
+    assert by_path(f"{folder}/own_rewards.py:Rubric") == [1.0, 0.0]
+    assert by_path("own_rewards:score") == [1.0, 2.0]  # from the working folder, as with python -m
 
 
 @pytest.mark.parametrize(
     ("path", "why"),
     [
         ("nowhere.py:score", "No such file"),
-        ("my_rewards.py:scores", "no attribute 'scores'"),
+        ("own_rewards.py:scores", "no attribute 'scores'"),
         ("no_such_module:score", "No module named"),
         ("broken_rewards.py:score", "SyntaxError"),
-        ("my_rewards.py:PI", "a function"),
-        ("my_rewards.py", "pkg.mod:name or file.py:name"),
+        ("own_rewards.py:PI", "a function"),
+        ("own_rewards.py", "pkg.mod:name or file.py:name"),
     ],
 )
 def test_a_path_that_leads_nowhere(folder: Path, path: str, why: str) -> None:
