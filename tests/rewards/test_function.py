@@ -290,9 +290,9 @@ def by_path(path: str) -> list[float | None]:
 
 
 def test_import_paths(folder: Path) -> None:
+    assert by_path("own_rewards:score") == [1.0, 2.0]  # from the working folder, as with python -m
     assert by_path("own_rewards.py:score") == [1.0, 2.0]
     assert by_path(f"{folder}/own_rewards.py:Rubric") == [1.0, 0.0]
-    assert by_path("own_rewards:score") == [1.0, 2.0]  # from the working folder, as with python -m
 
 
 @pytest.mark.parametrize(
