@@ -261,21 +261,6 @@ def check(recipe: Recipe) -> None:
         need(m.lora.r > 0, f"model.lora.r = {m.lora.r}", "1 or more", "model.lora.r")
     if isinstance(a, PolicyGradient):
         _check_strategy(a, need)
-    efficiency = recipe.rewards.token_efficiency
-    if efficiency is not None:
-        tau = efficiency.length_ratio_threshold
-        need(
-            0 < tau <= 1,
-            f"token_efficiency.length_ratio_threshold = {tau}",
-            "above 0, up to 1 (1 = off)",
-            "rewards.token_efficiency",
-        )
-        need(
-            0 <= efficiency.weight < 1,
-            f"token_efficiency.weight = {efficiency.weight}",
-            "0 up to, not including, the gap of 1 between right and wrong: else a long right answer loses to a short wrong one",
-            "rewards.token_efficiency.weight",
-        )
     need(len(recipe.rewards.terms) > 0, "rewards.terms is empty", "at least one reward", "rewards.terms")
 
 

@@ -105,8 +105,8 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
         say(f"data: {note}")
     prompts = task.train()
     planned = plan(recipe, len(prompts))
-    path = resolve(recipe.model.base_model_path)
     scorer = Scorer.from_settings(recipe.rewards, grade=task.grade, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
+    path = resolve(recipe.model.base_model_path)
     renderer = load_renderer(path, recipe.model.template)
     for note in renderer.notes:
         say(f"model: {note}")
@@ -377,8 +377,9 @@ def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, forc
     folder.event("signal_check", 0, prompts=n, pass_at_1=one, pass_at_g=some, signal_frac=signal)
     say(f"before training, {n} prompts x {size}: pass@1 {one:.3f}, pass@{size} {some:.3f}, groups with signal {signal:.0%}")
     if signal < check.min_share and not force:
+        failures = "".join(f"; {problem}" for problem in parts.source.scorer.problems())
         raise BadInput(
-            f"only {signal:.0%} of {n} groups have any signal, so there is nothing to learn from",
+            f"only {signal:.0%} of {n} groups have any signal, so there is nothing to learn from{failures}",
             f"at least {check.min_share:.0%}; try easier prompts, a reward with partial credit, rollout.temperature 1.0, a larger "
             "rl_strategy.group_size or rollout.max_new_tokens",
             "the recipe, or --force to train anyway",
