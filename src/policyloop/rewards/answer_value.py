@@ -12,13 +12,19 @@ Example:
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
-LONGEST = 4_000  # characters of one candidate
+from policyloop.rewards.answer_text import unwrap
+from policyloop.rewards.answer_words import CHINESE, ENGLISH, chinese, english
+
+__all__ = ["Value", "candidate", "last_number", "read", "unwrap", "value_of"]
+
 MOST_DIGITS = 20_000
 MOST_EXPONENT = 1_000
+LONGEST = MOST_DIGITS + 100  # characters of one candidate
+TAIL = 30_000  # characters from the end in which a text without a slot puts its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,85 +33,69 @@ class Value:
     percent: bool = False
 
 
-# --- one spelling for everything --------------------------------------------------------------------------------------------
+# --- numbers in digits ------------------------------------------------------------------------------------------------------
 
-_SUPERSCRIPT = {ord(c): d for c, d in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+", strict=True)}
-_SUPERS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
-_VULGAR = re.compile("[¼-¾⅐-⅞↉]")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\u202a-\u202e]")
-_DASHES = dict.fromkeys(map(ord, "−‒–﹣－"), "-")
-_SPACES = dict.fromkeys([0xA0, 0x2007, 0x2009, 0x202F, 0x3000], " ")
-
-
-def plain(text: str) -> str:
-    """Full-width digits and punctuation, superscripts, vulgar fractions, minus signs and blanks in one spelling each."""
-    text = _INVISIBLE.sub("", text.translate(_SPACES).translate(_DASHES))
-    text = _SUPERS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT), text)
-    text = _VULGAR.sub(lambda m: " " + unicodedata.normalize("NFKC", m[0]).replace("\u2044", "/") + " ", text)
-    return unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(_DASHES)
-
-
-_COMMANDS = [
-    (re.compile(r"\\(?:d|t|c)frac\b"), r"\\frac"),
-    (re.compile(r"\{,\}|\\,(?=\d{3})"), ","),
-    (re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[,;:! ])"), " "),
-    (re.compile(r"\\[()\[\]]|\$|\\\$"), " "),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|\\circ|°"), " degrees "),
-    (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])"), "×"),
-    (re.compile(r"\\div(?![a-zA-Z])"), "÷"),
-    (re.compile(r"\\(?:pm|mp)(?![a-zA-Z])"), "±"),
-    (re.compile(r"\\(?:approx|simeq)(?![a-zA-Z])"), "="),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"</?[a-zA-Z][^<>]{0,80}>"), " "),
-    (re.compile(r"\*\*+|__+|`+|~~"), " "),
-]
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|boxed|fbox|underline|bold)\s*\{([^{}]*)\}")
-
-
-def unwrap(text: str) -> str:
-    """LaTeX, HTML and Markdown around the answer taken off; what is left is plain text with \\frac, \\sqrt and the like."""
-    text = plain(text)
-    for _ in range(4):
-        inner = _WRAPPED.sub(r" \1 ", text)
-        if inner == text:
-            break
-        text = inner
-    for pattern, replacement in _COMMANDS:
-        text = pattern.sub(replacement, text)
-    return text.strip()
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------------
-
-_GROUPED = r"\d{1,3}(?:(?:,\d{2})*,\d{3}|(?:[ '_]\d{3})+(?![\d/]))(?!\d)"
-_DECIMAL = rf"(?:(?:{_GROUPED}|\d+)(?:\.\d+)?|\.\d+)"
-_FRACTION = re.compile(r"\\frac\s*(?:\{\s*(-?\d+)\s*\}\s*\{\s*(-?\d+)\s*\}|(\d)\s*(\d))")
+_GROUPED = r"[1-9]\d{0,2}(?:(?:,\d{3}(?!\d))++|(?:\ \d{3}(?![\d/]))++|(?:['’]\d{3}(?!\d))++|(?:_\d{3}(?!\d))++)"
+_INDIAN = r"[1-9]\d?(?:,\d{2}(?!\d))++,\d{3}(?!\d)"
+_DECIMAL = rf"(?:(?:{_GROUPED}|{_INDIAN}|\d++)(?:\.\d++)?|\.\d++)"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]\s*)?
-    (?:(?P<whole>\d+)\s*(?P<mixed>\\frac\s*\{{\s*\d+\s*\}}\s*\{{\s*\d+\s*\}})
-      |(?P<whole2>\d+)\s+(?P<mix_n>\d+)\s*/\s*(?P<mix_d>\d+)
-      |(?P<tex>\\frac\s*(?:\{{\s*-?\d+\s*\}}\s*\{{\s*-?\d+\s*\}}|\d\s*\d))
-      |(?P<frac_n>{_DECIMAL})\s*/\s*(?P<frac_d>{_DECIMAL})
+    (?:(?P<power>10(?=\s*\^))
+      |(?P<before>\d++)?\s*(?=\\frac)
+      |(?P<whole>\d++)\s+(?P<n>\d++)\s*/\s*(?P<d>\d++)
+      |(?P<top>{_DECIMAL})\s*/\s*(?P<bottom>{_DECIMAL})
       |(?P<decimal>{_DECIMAL}))
-    (?:[eE](?P<exp>[+-]?\d+)|\s*[×x*]\s*10\s*\^\s*\{{?\s*(?P<ten>[+-]?\d+)\s*\}}?)?""",
+    (?:[eE](?P<e>[+-]?\d++)(?![A-Za-z]))?""",
     re.VERBOSE,
 )
-_TEN_POWER = re.compile(r"(?P<sign>[+-]\s*)?10\s*\^\s*\{?\s*(?P<ten>[+-]?\d+)\s*\}?")
-_CURRENCY = r"(?:US\$|USD|RMB|CNY|EUR|GBP|Rs\.?|[$€£¥₹₩元])"
-_LEAD = re.compile(
-    r"""(?:[\s:=>\-]*(?:\*\s)?(?:about|approximately|approx\.?|around|roughly|exactly|just|only|simply|equal\ to|equals|a\ total\ of
-    |total\ of|that\ is|therefore|thus|now|then|is|be|of|the\ number|约为|大约|约|共有|一共|总共|共|是|为|等于|:|=|\()\s*)*\s*(?=\S)""",
-    re.VERBOSE | re.IGNORECASE,
-)
+_TEN_TO = re.compile(r"\s*(?:\^|[×x*·]\s*10\s*\^)\s*(?:\{\s*([+-]?\d++)\s*\}|([+-]?\d++))")
+_FRAC = re.compile(r"\\frac\s*")
+_DIGIT = re.compile(r"\s*(\d)")
+_CURRENCY = r"(?:(?<![A-Za-z])(?:USD|RMB|CNY|EUR|GBP|INR|CHF|Rs\.?)|[$€£¥₹₩元])"
 
 
-def digits(text: str) -> int | None:
+class Found(NamedTuple):
+    number: Fraction
+    end: int
+
+
+def number_at(text: str, start: int = 0) -> Found | None:
+    """The number that begins at `start`; None where there is none, or none with a value (1/0, a monstrous exponent)."""
+    m = _NUMBER.match(text, start)
+    if m is None:
+        return None
+    g, end = m.groupdict(), m.end()
+    if g["decimal"] or g["top"] or g["n"]:
+        top, bottom, whole = g["decimal"] or g["top"] or g["n"], g["bottom"] or g["d"] or "1", g["whole"] or "0"
+        value = _mixed(whole, _decimal(top), _decimal(bottom))
+    elif g["power"]:
+        value = Fraction(1) if _TEN_TO.match(text, end) else None
+    elif (tex := _tex_fraction(text, end)) is not None:
+        value, end = _mixed(g["before"] or "0", tex.number, Fraction(1)), tex.end
+    else:
+        return None
+    if (ten := _TEN_TO.match(text, end)) is not None and not g["e"] and (g["power"] or not ten[0].lstrip().startswith("^")):
+        value, end = _scaled(value, ten[1] or ten[2]), ten.end()
+    value = _scaled(value, g["e"]) if g["e"] else value
+    return None if value is None else Found(-value if (g["sign"] or "").startswith("-") else value, end)
+
+
+def _mixed(whole: str, top: Fraction | None, bottom: Fraction | None) -> Fraction | None:
+    w = _integer(whole)
+    return None if w is None or top is None or not bottom else w + top / bottom
+
+
+def _decimal(text: str) -> Fraction | None:
+    whole, _, rest = text.partition(".")
+    a, b = _integer(whole or "0"), _integer(rest or "0")
+    return None if a is None or b is None else Fraction(a) + (Fraction(b, 10 ** len(rest)) if b else 0)
+
+
+def _integer(text: str) -> int | None:
     """An integer from its digits, bounded, whatever the interpreter's own limit on digits is."""
-    bare = re.sub(r"[,_' ]", "", text)
+    bare = re.sub(r"[,_'’ ]", "", text)
     if len(bare) > MOST_DIGITS:
         return None
-    if len(bare) <= 4000:
-        return int(bare or "0")
     value = 0
     for at in range(0, len(bare), 4000):
         piece = bare[at : at + 4000]
@@ -113,178 +103,209 @@ def digits(text: str) -> int | None:
     return value
 
 
-def decimal(text: str) -> Fraction | None:
-    whole, _, rest = text.partition(".")
-    a, b = digits(whole or "0"), digits(rest or "0")
-    return None if a is None or b is None else Fraction(a) + Fraction(b, 10 ** len(rest))
-
-
-def _divide(a: Fraction | None, b: Fraction | None) -> Fraction | None:
-    return None if a is None or b is None or b == 0 else a / b
-
-
-def _number(m: re.Match[str]) -> Fraction | None:
-    """The value of a `_NUMBER` match; None where there is none (1/0, a monstrous exponent)."""
-    g = m.groupdict()
-    if g["mixed"] or g["tex"]:
-        f = _FRACTION.match(g["mixed"] or g["tex"])
-        assert f is not None
-        value = _divide(decimal_signed(f[1] or f[3]), decimal_signed(f[2] or f[4]))
-        value = value if value is None or not g["mixed"] else value + int(g["whole"])
-    elif g["mix_n"]:
-        value = _divide(decimal(g["mix_n"]), decimal(g["mix_d"]))
-        value = None if value is None else value + (digits(g["whole2"]) or 0)
-    elif g["frac_n"]:
-        value = _divide(decimal(g["frac_n"]), decimal(g["frac_d"]))
-    else:
-        value = decimal(g["decimal"])
-    exponent = g["exp"] or g["ten"]
-    if value is not None and exponent:
-        value = _scaled(value, exponent)
-    return -value if value is not None and (g["sign"] or "").strip() == "-" else value
-
-
-def decimal_signed(text: str) -> Fraction | None:
-    value = decimal(text.lstrip("+-"))
-    return -value if value is not None and text.startswith("-") else value
-
-
-def _scaled(value: Fraction, exponent: str) -> Fraction | None:
-    if len(exponent) > 5 or abs(int(exponent)) > MOST_EXPONENT:
+def _scaled(value: Fraction | None, exponent: str) -> Fraction | None:
+    if value is None or len(exponent) > 5 or abs(int(exponent)) > MOST_EXPONENT:
         return None
     return value * Fraction(10) ** int(exponent)
 
 
-# --- numerals in words ------------------------------------------------------------------------------------------------------
-
-_CN_DIGIT = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "俩": 2}
-_CN_UNIT = {"十": 10, "百": 100, "千": 1000}
-_CN_BIG = {"万": 10**4, "亿": 10**8}
-_CN = re.compile("[零〇一二两俩三四五六七八九十百千万亿]+")
-_EN = {
-    w: i
-    for i, w in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
-    )
-} | {w: 10 * (i + 2) for i, w in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"])}
-_EN_BIG = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-_EN_RUN = re.compile(rf"(?:(?:{'|'.join([*_EN, *_EN_BIG])})\b(?:[\s-]+(?:and\s+)?|$)?)+", re.IGNORECASE)
-
-
-def chinese(text: str) -> int | None:
-    """二十五 -> 25, 一万两千 -> 12000, 五 -> 5; a run of digits (二〇二四) is read digit by digit."""
-    if all(c in _CN_DIGIT for c in text):
-        return int("".join(str(_CN_DIGIT[c]) for c in text)) if len(text) <= 20 else None
-    total, section, digit = 0, 0, 0
-    for c in text:
-        if c in _CN_DIGIT:
-            digit = _CN_DIGIT[c]
-        elif c in _CN_UNIT:
-            section += (digit or 1) * _CN_UNIT[c]
-            digit = 0
-        else:
-            total = (total + section + digit) * _CN_BIG[c] if c == "亿" else total + (section + digit) * _CN_BIG[c]
-            section = digit = 0
-    return total + section + digit
-
-
-def english(text: str) -> int | None:
-    """twenty-five -> 25, two thousand three hundred and four -> 2304."""
-    total, section = 0, 0
-    for word in re.findall(r"[a-z]+", text.lower()):
-        if word in _EN:
-            section += _EN[word]
-        elif word == "hundred":
-            section = (section or 1) * 100
-        elif word in _EN_BIG:
-            total += (section or 1) * _EN_BIG[word]
-            section = 0
-    return total + section
-
-
-# --- what may stand behind a number -----------------------------------------------------------------------------------------
-
-_SCALE = {"万": 10**4, "亿": 10**8, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALED = re.compile(r"\s*(万|亿|thousand\b|million\b|billion\b|trillion\b)", re.IGNORECASE)
-_PERCENT = re.compile(r"\s*(?:%|percent\b|per\s+cent\b|pct\b|个?百分点)", re.IGNORECASE)
-_ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
-_CLOCK = re.compile(r"\s*:\s*\d")
-_MORE = re.compile(r"\s*(?:[*×÷/^+±]|\\(?:sqrt|pi|frac|cdot|log|ln|sin|cos|tan|pm|theta|alpha|infty)|-\s*[\d.($]|√|π|!|\(\s*[\d\-.\\])")
-_VARIABLE = re.compile(r"\s?(?:[xyznπ]|\be\b|\bi\b)(?![A-Za-z])")
-_UNIT = r"(?:\s*[^\W\d_]+(?:\s*\^\s*\{?-?\d\}?)?(?:\s*/\s*[^\W\d_]+)?\.?){0,3}?"
-_JOINED = re.compile(rf"{_UNIT}\s*(?:,|、|;|或者?|和|与|以?及|至|到|~|\bor\b|\band\b|\bto\b|&|-)\s*{_CURRENCY}?\s*(?:[+-]?\.?\d|\\frac)", re.IGNORECASE)
-_NEXT_SENTENCE = re.compile(r"\.(?!\d)|[。!?！？\n]")
-
-
-def read(text: str) -> Value | None:
-    """The one number that `text` puts forward first, or None: no number, several, a time, an ordinal, arithmetic left undone."""
-    text = unwrap(text[:LONGEST] if len(text) <= LONGEST else text[: MOST_DIGITS + 100])
-    text = _right_of_equals(text)
-    text = text[_LEAD.match(text).end() :] if _LEAD.match(text) else text  # type: ignore[union-attr]
-    if "±" in text[:2]:
+def _tex_fraction(text: str, start: int, depth: int = 0) -> Found | None:
+    r"""\frac{1}{2}, \frac12, and fractions of fractions."""
+    m = _FRAC.match(text, start)
+    if m is None or depth > 3:
         return None
-    sign, rest = _sign_and_currency(text)
-    m = _TEN_POWER.match(rest) or _NUMBER.match(rest)
-    if m is None:
-        return _words(text)
-    value = _scaled(Fraction(1), m["ten"]) if m.re is _TEN_POWER else _number(m)
-    return None if value is None else _with_tail(sign * value, rest[m.end() :], m)
+    top = _operand(text, m.end(), depth)
+    bottom = None if top is None else _operand(text, top.end, depth)
+    return None if top is None or bottom is None or not bottom.number else Found(top.number / bottom.number, bottom.end)
+
+
+def _operand(text: str, start: int, depth: int) -> Found | None:
+    if digit := _DIGIT.match(text, start):
+        return Found(Fraction(int(digit[1])), digit.end())
+    if (opened := re.compile(r"\s*\{\s*").match(text, start)) is None:
+        return None
+    if text.startswith("\\frac", opened.end()):
+        inner = _tex_fraction(text, opened.end(), depth + 1)
+    elif (m := re.compile(rf"[+-]?{_DECIMAL}").match(text, opened.end())) is not None:
+        value = _decimal(m[0].lstrip("+-"))
+        inner = None if value is None else Found(-value if m[0].startswith("-") else value, m.end())
+    else:
+        return None
+    closed = None if inner is None else re.compile(r"\s*\}").match(text, inner.end)
+    return None if inner is None or closed is None else Found(inner.number, closed.end())
+
+
+# --- what may stand before and behind a number ------------------------------------------------------------------------------
+
+_LEAD = re.compile(
+    r"""(?:[\s:=*>"'“”‘’(\[{#|、,]
+    |(?:about|approximately|approx\.?|around|roughly|exactly|precisely|just|only|simply|clearly|equal\ to|equals|in\ total|a\ total\ of
+    |total\ of|that\ is|therefore|thus|hence|so|now|then|is|are|was|be|of|the|number|either|between|from|it's|a(?=\s+(?:hundred|thousand|million)))\b
+    |约为|大约|约|共有|一共|总共|共|应该|应|分别|是|为|等于)*+""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CHOICE = re.compile(r"[A-H]\s*[).:]\s*(?=\S)")  # (B) 5: the label of a choice
+_MINUS = re.compile(r"(?:minus|negative|负)\s*(?=[\d$€£¥.\\])", re.IGNORECASE)
+_MONEY = re.compile(rf"(?P<a>[+-])?\s*{_CURRENCY}\s*(?P<b>[+-])?\s*(?=[\d.\\])", re.IGNORECASE)
+_STARTS = re.compile(
+    r"[+-]?\s*(?:[\d√π±<>≤≥≠]|\.\d|\\(?:frac|sqrt|pi|infty|log|ln|sin|cos|tan|pm|leq?|geq?|lt|gt)(?![a-z])|[A-Za-z](?![A-Za-z'’])\s*(?:$|[.+\-*/^)=,<>≤≥≠]))"
+)
+
+_SCALE = {"万": 10**4, "亿": 10**8, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALED = re.compile(r"\s*(万|亿|(?:hundred|thousand|million|billion|trillion)\b)", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(?:%|percent(?:age\s+points?)?\b|per\s+cent\b|pct\b|个?百分点)", re.IGNORECASE)
+_UNIT = r"(?:\s*[^\W\d_]+(?:\s*\^\s*\{?-?\d\}?)?(?:\s*/\s*[^\W\d_]+)?\.?){0,3}?"
+_AND = (
+    r"(?:[,;、~&|-]\s*)?(?:(?:\b(?:or|and|to|through|times|plus|minus|divided\s+by)\b)(?:\s*(?:maybe|perhaps|possibly|about|even)\b)?"
+    r"|或者?|还是|和|与|以?及|至|到)"
+)
+_JOINED = re.compile(
+    rf"{_UNIT}\s*(?:(?:{_AND}|[,;、~&|-])\s*{_CURRENCY}?\s*(?:[+-]?\.?\d|\\frac)|{_AND}\s*(?:{ENGLISH.pattern}|[一二两三四五六七八九十百]))",
+    re.IGNORECASE,
+)
+_COMPOUND = re.compile(
+    r"\s*(?:hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|years?|months?|weeks?|days?|meters?|metres?|yards?|kg|km|m)"
+    r"\.?\s+\d[\d.]*\s*[A-Za-z]",
+    re.IGNORECASE,
+)
+_PART = r"(?:half|halves|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?)\b"
+_AND_A_PART = re.compile(rf"{_UNIT}\s*and\s+(?:a|one|two|three)\s+{_PART}", re.IGNORECASE)
+_OF_A_WHOLE = re.compile(rf"[\s-]*{_PART}", re.IGNORECASE)
+_NO_NUMBER = re.compile(
+    r"(?:st|nd|rd|th)(?![A-Za-z])"  # an ordinal
+    r"|\s*:\s*\d|\.\d|,\d"  # a time, a version, a broken grouping
+    r"|\s*(?:[*×÷^+±·√π]|/(?!\s*[A-Za-z])|\\(?:sqrt|pi|frac|log|ln|sin|cos|tan|theta|alpha|infty)|-\s*[\d.($\\])"  # arithmetic
+    r"|\(\s*[\d\-.\\]|\s?[xyznπ](?![A-Za-z])|[ei](?![A-Za-z])"  # a product, a variable
+    r"|\s+[+-]?[$€£¥]?\d"  # a second number
+)
+_SENTENCE_END = re.compile(r"\.(?!\d)|[。!?！？\n]")
+_ASIDE = re.compile(r"[.!?]\s(?=[A-Z])|[。\n]|\b(?i:because|since|as|where|due\sto|given|if|when)\b|因为")
+_UNKNOWN = re.compile(r"(?:^|[\s,;])([A-Za-z])\s*$")
+_SECOND = re.compile(r"\S\s*(?P<link>[,;]|\band\b|\bor\b|或|和)\s*(?P<name>[A-Za-z])\s*$")
+
+
+def read(text: str, in_math: bool = False) -> Value | None:
+    """The one number that `text` puts forward first, or None: no number, several, a time, an ordinal, arithmetic left undone.
+
+    in_math: an exclamation mark is a factorial, not a cry.
+    """
+    return value_of(_candidate(unwrap(text[:LONGEST])), in_math)
+
+
+def candidate(text: str) -> str | None:
+    """Where something like a value comes straight away, be it one number or not; None where `text` only talks."""
+    text = _candidate(unwrap(text[:LONGEST]))
+    return text if _straight(text) else None
+
+
+def value_of(text: str, in_math: bool = False) -> Value | None:
+    """The value of what `candidate` found."""
+    sign = 1
+    if m := _MINUS.match(text):
+        sign, text = -1, text[m.end() :]
+    if m := _MONEY.match(text):
+        sign, text = (-1 if "-" in (m["a"], m["b"]) else sign), text[m.end() :]
+    if (found := number_at(text)) is not None:
+        return _with_tail(sign * found.number, text[found.end :], in_math)
+    for pattern, numeral in ((CHINESE, chinese), (ENGLISH, english)):
+        if (m := pattern.match(text)) is not None and (number := numeral(m[0])) is not None:
+            tail = ("%" if m[0].startswith("百分之") else " " * (pattern is ENGLISH)) + text[m.end() :]
+            return None if _OF_A_WHOLE.match(tail) else _with_tail(sign * number, tail, in_math)
+    return None
+
+
+def _straight(text: str) -> bool:
+    return any(p.match(text) for p in (_STARTS, _MINUS, _MONEY, CHINESE, ENGLISH))
+
+
+def _candidate(text: str) -> str:
+    """Where the value would begin: behind opening words, and right of the last `=` where the first clause is an equation."""
+    text = _bare(text)
+    aside = _ASIDE.search(text)
+    first = text[: aside.start()] if aside else text
+    return text if "=" not in first and _straight(first) else _bare(_right_of_equals(text))
+
+
+def _bare(text: str) -> str:
+    text = text[_LEAD.match(text).end() :]  # type: ignore[union-attr]  # matches the empty text too
+    label = _CHOICE.match(text)
+    return text[_LEAD.match(text, label.end()).end() :] if label else text  # type: ignore[union-attr]
 
 
 def _right_of_equals(text: str) -> str:
-    """Right of the last `=`, unless nothing is there."""
-    parts = [p for p in re.split(r"(?<![<>!])=|≈", text) if p.strip()]
+    """Right of the last `=`, unless nothing is there. Two unknowns at once (x = 5, y = 3) are no single answer."""
+    parts = [p for p in re.split(r"(?<![<>!])=", text) if p.strip()]
+    for left, middle in list(zip(parts, parts[1:-1], strict=False))[-20:]:
+        name, second = _UNKNOWN.search(left[-3:]), _SECOND.search(middle[-12:])
+        if name and second and (second["link"] not in ",;" or second["name"] != name[1]):
+            return name[1] + "="
     return parts[-1].strip() if parts else ""
 
 
-def _sign_and_currency(text: str) -> tuple[int, str]:
-    m = re.match(rf"(?P<a>[+-])?\s*{_CURRENCY}\s*(?P<b>[+-])?\s*(?=[\d.\\])", text, re.IGNORECASE)
-    if m is None:
-        return 1, text
-    return (-1 if "-" in (m["a"], m["b"]) else 1), text[m.end() :]
-
-
-def _with_tail(value: Fraction, tail: str, m: re.Match[str]) -> Value | None:
+def _with_tail(value: Fraction, tail: str, in_math: bool) -> Value | None:
     """Judge what follows the number: a percent sign, a scale word, a unit; or something that makes it no single number."""
     if scaled := _SCALED.match(tail):
         value, tail = value * _SCALE[scaled[1].lower()], tail[scaled.end() :]
     if percent := _PERCENT.match(tail):
         tail = tail[percent.end() :]
-    if _ORDINAL.match(tail) or _CLOCK.match(tail) or _MORE.match(tail) or _VARIABLE.match(tail):
+    if _NO_NUMBER.match(tail) or (in_math and tail.lstrip().startswith("!")):
         return None
-    sentence = tail[: end.start()] if (end := _NEXT_SENTENCE.search(tail)) else tail
-    if _JOINED.match(sentence[:200]):
+    sentence = (tail[: end.start()] if (end := _SENTENCE_END.search(tail)) else tail)[:200]
+    if _JOINED.match(sentence) or _COMPOUND.match(sentence) or _AND_A_PART.match(sentence):
         return None
     return Value(value, percent is not None)
 
 
-def _words(text: str) -> Value | None:
-    """Numerals in words, at the start only."""
-    if m := _CN.match(text):
-        number = chinese(m[0])
-        return None if number is None else _with_tail(Fraction(number), text[m.end() :], m)
-    if m := _EN_RUN.match(text):
-        number = english(m[0])
-        return None if number is None else _with_tail(Fraction(number), " " + text[m.end() :], m)
-    return None
-
+# --- no slot ----------------------------------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(
-    rf"""(?P<no>\d+(?::\d+)+|\d{{2,4}}-\d{{1,2}}-\d{{1,2}}(?!\d)|\d+(?:st|nd|rd|th)\b)
-    |(?P<text>(?:(?<![\w.)\]}}]\s)(?<![\w.)\]}}])[+-]\s*)?(?:{_CURRENCY}\s*)?{_NUMBER.pattern.replace("(?P<sign>[+-]" + chr(92) + "s*)?", "", 1)})""",
+    rf"""(?P<passed>(?<![\\A-Za-z])(?!{_CURRENCY}\s*\d)[A-Za-z]++-?\d[A-Za-z\d.]*+
+      |\b(?:step|part|question|problem|case|method|example|option)\s+\d++
+      |(?<=\n)[\#*>\ ]*\d++[.)]\ (?=\S)
+      |\d++(?::\d++)+|\d{{1,4}}-\d{{1,2}}-\d{{1,4}}(?!\d)|\d++/\d++/\d[\d/]*+|\d++(?:\.\d++){{2,}}|\d++(?:st|nd|rd|th)(?![A-Za-z]))
+    |(?P<number>(?:{_CURRENCY}\s?-?\s?)?(?:{_DECIMAL}\s*/\s*{_DECIMAL}|\d++\s+\d++\s*/\s*\d++|{_DECIMAL})
+      (?:[eE][+-]?\d++(?![A-Za-z])|\s*[×x*·]\s*10\s*\^\s*\{{?[+-]?\d++\}}?|(?<=10)\s*\^\s*\{{?[+-]?\d++\}}?)?
+      |\\frac(?:\s*\{{[^{{}}]{{1,40}}\}}\s*\{{[^{{}}]{{1,40}}\}}|\s*\d\s*\d))""",
     re.VERBOSE | re.IGNORECASE,
 )
-_OPEN_ARITHMETIC = re.compile(r"[\d)}]\s*[*×÷/^+±-]\s*(?:[$€£¥(]\s*)?$|(?:±|\\sqrt\s*[({]?|\bnot\s+|不是)\s*$")
+_PASS_BEFORE = re.compile(
+    r"(?:\bnot|n't|\bnever|不是|≠)\s*(?:an?\s|the\s)?$|[A-Za-z]\s?\^\s?\{?$|_\{?$|[A-Za-z]-$", re.IGNORECASE
+)
+_UNDONE_BEFORE = re.compile(
+    r"(?:[\d)}\]%]|(?<![A-Za-z])[xyzn])\s*[*×÷/^+±-]\s*\(?$|(?:[×÷/^±√]|\\sqrt\s*(?:\[\d\])?\s*[{(]?)\s*$|--$|\\frac\{$"
+)
+_SIGN_BEFORE = re.compile(r"(?:^|[\s(\[{=:,>])-$|[=(:]\s?-\s?$")
+_LINK = re.compile(rf"{_UNIT}\s*(?:{_AND}|[~&-])\s*", re.IGNORECASE)
+_ONLY_NUMBERS = re.compile(r"[\s\d.,;]+")
+_EQUATION = re.compile(r"[A-Za-z]\s*[+\-]|[+\-]\s*\d*[A-Za-z]\b")
+
+
+def _linked(text: str, end: int, start: int) -> bool:
+    """5 or 6, 5 apples and 6 pears; not across lines."""
+    return start - end < 60 and "\n" not in text[end:start] and _LINK.fullmatch(text, end, start) is not None
 
 
 def last_number(text: str) -> Value | None:
-    """No slot: the last number that stands for itself; a time, a date, an ordinal is passed over, arithmetic left undone is no answer."""
-    text = unwrap(text)
-    best: tuple[str, str] | None = None
+    """No slot: the last number that stands for itself. A time, a date, an ordinal, a step's number, a number said not to be the
+    answer are passed over; arithmetic left undone and joined candidates are no answer."""
+    text = unwrap(text[-TAIL:])
+    last: re.Match[str] | None = None
+    joined = False
     for m in _TOKEN.finditer(text):
-        if m["text"] and not (best and re.search(r"\b(?:not|不是)\s*$", text[max(0, m.start() - 8) : m.start()])):
-            best = (text[max(0, m.start() - 40) : m.start()], text[m.start() : m.start() + MOST_DIGITS + 100])
-    if best is None or _OPEN_ARITHMETIC.search(best[0]):
+        before = text[max(0, m.start() - 40) : m.start()]
+        if m["number"] is None or _PASS_BEFORE.search(before):
+            continue
+        joined = last is not None and _linked(text, last.end(), m.start())
+        last = m
+    if last is None or joined:
         return None
-    number = re.split(r"=|≈", best[1])[0]
-    return read(number)
+    before = text[max(0, last.start() - 40) : last.start()]
+    line = text[text.rfind("\n", 0, last.start()) + 1 : last.start()]
+    if _UNDONE_BEFORE.search(before) or (line[-200:].strip() and _ONLY_NUMBERS.fullmatch(line[-200:])):
+        return None
+    value = read(
+        ("-" if _SIGN_BEFORE.search(before) else "")
+        + re.split(r"[=\n]", text[last.start() : last.start() + LONGEST], maxsplit=1)[0]
+    )
+    unsolved = value is not None and value.number == 0 and before.rstrip().endswith("=") and _EQUATION.search(before)
+    return None if unsolved else value
