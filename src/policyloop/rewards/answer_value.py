@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -235,7 +236,7 @@ def _bare(text: str) -> str:
 def _right_of_equals(text: str) -> str:
     """Right of the last `=`, unless nothing is there. Two unknowns at once (x = 5, y = 3) are no single answer."""
     parts = [p for p in re.split(r"(?<![<>!])=", text) if p.strip()]
-    for left, middle in list(zip(parts, parts[1:-1], strict=False))[-20:]:
+    for left, middle in list(itertools.pairwise(parts))[-20:]:
         name, second = _UNKNOWN.search(left[-3:]), _SECOND.search(middle[-12:])
         if name and second and (second["link"] not in ",;" or second["name"] != name[1]):
             return name[1] + "="
