@@ -61,7 +61,10 @@ GUARDS: dict[str, Guard] = {
     ),
     "truncated_warn": Guard("length/truncated_frac", "above", "warn", "most answers are cut off; raise rollout.max_new_tokens"),
     "retained_zero_std_alarm": Guard(
-        "gfpo/retained_zero_std_frac", "above", "alarm", "the filter keeps equal rewards; with baseline retained they teach nothing (use group, or metric shortest)"
+        "gfpo/retained_zero_std_frac",
+        "above",
+        "alarm",
+        "the filter keeps equal rewards; with baseline retained they teach nothing (use group, or metric shortest)",
     ),
 }
 

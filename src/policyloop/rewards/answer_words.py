@@ -39,7 +39,7 @@ def chinese(text: str) -> Fraction | None:
 
 def _whole(text: str) -> int | None:
     """A run of digits (二〇二四) is read digit by digit."""
-    if not text or len(text) > 30:
+    if not text or len(text) > 30 or not all(c in _DIGIT or c in _UNIT or c in _BIG for c in text):
         return None
     if all(c in _DIGIT for c in text):
         return int("".join(str(_DIGIT[c]) for c in text))
