@@ -177,7 +177,7 @@ def matches_word(text: str, found: list[Slot], gold: str) -> bool:
 
 # --- expressions ------------------------------------------------------------------------------------------------------------
 
-_SYMBOLIC = re.compile(r"\\[a-zA-Z]+|[=^√π<>]|[a-zA-Z0-9)]\s*[*/+]\s*[(a-zA-Z0-9]|\d[a-z]\b|^[a-z]$")
+_SYMBOLIC = re.compile(r"\\[a-zA-Z]+|[=^√π<>±]|[a-zA-Z0-9)]\s*[*/+]\s*[(a-zA-Z0-9]|\d[a-z]\b|^[a-z]$")
 _NO_VALUE = re.compile(r"[\s\d.,/%$+-]*")
 
 

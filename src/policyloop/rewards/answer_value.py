@@ -149,7 +149,7 @@ _CHOICE = re.compile(r"[A-H]\s*[).:]\s*(?=\S)")  # (B) 5: the label of a choice
 _MINUS = re.compile(r"(?:minus|negative|负)\s*(?=[\d$€£¥.\\])", re.IGNORECASE)
 _MONEY = re.compile(rf"(?P<a>[+-])?\s*{_CURRENCY}\s*(?P<b>[+-])?\s*(?=[\d.\\])", re.IGNORECASE)
 _STARTS = re.compile(
-    r"[+-]?\s*(?:[\d√π±<>≤≥≠]|\.\d|\\(?:frac|sqrt|pi|infty|log|ln|sin|cos|tan|pm|leq?|geq?|lt|gt)(?![a-z])|[A-Za-z](?![A-Za-z'’])\s*(?:$|[.+\-*/^)=,<>≤≥≠]))"
+    r"第\s?\d|[+-]?\s*(?:[\d√π±<>≤≥≠]|\.\d|\\(?:frac|sqrt|pi|infty|log|ln|sin|cos|tan|pm|leq?|geq?|lt|gt)(?![a-z])|[A-Za-z](?![A-Za-z'’])\s*(?:$|[.+\-*/^)=,<>≤≥≠]))"
 )
 
 _SCALE = {"万": 10**4, "亿": 10**8, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -166,7 +166,8 @@ _JOINED = re.compile(
 )
 _COMPOUND = re.compile(
     r"\s*(?:hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|years?|months?|weeks?|days?|meters?|metres?|yards?|kg|km|m)"
-    r"\.?\s+\d[\d.]*\s*[A-Za-z]",
+    r"\.?\s+\d[\d.]*\s*[A-Za-z]"
+    r"|\s*(?:小时|分钟|点钟?|个月|厘米|千克|公斤|[时分天元角米年周])\s*\d",
     re.IGNORECASE,
 )
 _PART = r"(?:half|halves|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?)\b"
@@ -262,6 +263,7 @@ def _with_tail(value: Fraction, tail: str, in_math: bool) -> Value | None:
 _TOKEN = re.compile(
     rf"""(?P<passed>(?<![\\A-Za-z])(?!{_CURRENCY}\s*\d)[A-Za-z]++-?\d[A-Za-z\d.]*+
       |\b(?:step|part|question|problem|case|method|example|option)\s+\d++
+      |第\s?\d++
       |(?<=\n)[\#*>\ ]*\d++[.)]\ (?=\S)
       |\d++(?::\d++)+|\d{{1,4}}-\d{{1,2}}-\d{{1,4}}(?!\d)|\d++/\d++/\d[\d/]*+|\d++(?:\.\d++){{2,}}|\d++(?:st|nd|rd|th)(?![A-Za-z]))
     |(?P<number>(?:{_CURRENCY}\s?-?\s?)?(?:{_DECIMAL}\s*/\s*{_DECIMAL}|\d++\s+\d++\s*/\s*\d++|{_DECIMAL})

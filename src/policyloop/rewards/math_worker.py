@@ -109,9 +109,9 @@ _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 
 
 def exact(text: str) -> str:
-    r"""Decimals as fractions (0.5 -> \frac{5}{10}), roots and pi in LaTeX, so that nothing becomes a float."""
+    r"""Decimals as fractions (0.5 -> \frac{5}{10}), roots, pi and plus-minus in LaTeX, so that nothing becomes a float."""
     text = _DECIMAL.sub(lambda m: rf"\frac{{{(m[1] + m[2]).lstrip('0') or '0'}}}{{1{'0' * len(m[2])}}}", text)
-    text = re.sub(r"√\s*(\d+|[a-z])", r"\\sqrt{\1}", text)
+    text = re.sub(r"√\s*(\d+|[a-z])", r"\\sqrt{\1}", text).replace("±", r"\pm ").replace("×", r"\times ")
     return re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", text).strip().strip("$")
 
 
