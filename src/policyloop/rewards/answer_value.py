@@ -237,7 +237,7 @@ def _bare(text: str) -> str:
 def _right_of_equals(text: str) -> str:
     """Right of the last `=`, unless nothing is there. Two unknowns at once (x = 5, y = 3) are no single answer."""
     parts = [p for p in re.split(r"(?<![<>!])=", text) if p.strip()]
-    for left, middle in list(itertools.pairwise(parts))[-20:]:
+    for left, middle in list(itertools.pairwise(parts[:-1]))[-20:]:
         name, second = _UNKNOWN.search(left[-3:]), _SECOND.search(middle[-12:])
         if name and second and (second["link"] not in ",;" or second["name"] != name[1]):
             return name[1] + "="
