@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from policyloop.engine import Ack, Delta, EngineSpec, Request, Status, Weights
 from policyloop.engine.batch import Batch, Budget, PlainBatch, SharedBatch
@@ -79,6 +80,7 @@ class BuiltinEngine:
         renderer = load_renderer(given, options.pop("template", None))
         adapter = given if (given / "adapter_config.json").exists() else None
         path = given if adapter is None else base_of(given)
+        disable_progress_bar()  # a bar per model load says nothing and breaks plain logs
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, spec.dtype), local_files_only=True)
         engine = cls(cast(Any, model).to(spec.device), renderer, spec.version, base_digest(path), **options)
         if adapter is not None:

@@ -45,6 +45,7 @@ _COMMANDS = [
     (re.compile(r"\\!"), ""),
     (re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-zA-Z])|\\[,;:> ]"), " "),
     (re.compile(r"(?<![A-Za-z])(?:US|AU?|CA?|R|HK|NZ)\\?\$(?=\s?-?[\d.])"), " "),
+    (re.compile(r"(?<![\w)])-\s?\\?\$(?=\s?[\d.])"), "-"),
     (re.compile(r"\\[()\[\]]|\\?\$"), " "),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|\\circ|°"), " degrees "),
     (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])"), "×"),

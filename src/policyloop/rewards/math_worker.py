@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import re
 import resource
@@ -27,6 +28,7 @@ START_S = 60.0
 MEMORY_BYTES = 2 << 30
 DIGITS = 40  # to which irrational values must agree: exact for every practical purpose, no tolerance for rounded decimals
 
+log = logging.getLogger(__name__)
 killed = 0  # how many judgements ran out of time or memory in this process
 _lock = threading.Lock()
 _child: subprocess.Popen[bytes] | None = None
@@ -45,6 +47,8 @@ def judge(answer: str, gold: str) -> bool:
             line = b""
         if not line:
             killed += 1
+            if killed == 1:
+                log.warning("the symbolic judge was stopped after %g s on %.80r; such answers count as wrong", LIMIT_S, answer)
             _stop()
             return False
         return line.strip() == b"true"
