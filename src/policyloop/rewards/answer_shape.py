@@ -25,11 +25,26 @@ class Shape(NamedTuple):
     matches: Callable[[str, list[Slot], str], bool]
 
 
+_VALUE = re.compile(r"[\d\\=^+*/(\[{√π±]")
+_MATH = re.compile(r"(?<!\$)\$++([^$\n]{1,500})\$|\\\((.{1,500}?)\\\)")
+_ASIDE = re.compile(r",?\s(?:because|since|as|where|which|so)\b|[.。]\s|。$")
+
+
 def put_forward(text: str, found: list[Slot]) -> str:
-    """What the last slot holds, else the last line; nothing where the last slot was cut off."""
-    if found:
-        return "" if found[-1].kind == "cut" else unwrap(found[-1].body(LONGEST))
-    return unwrap(text.strip().rsplit("\n", 1)[-1][-LONGEST:])
+    """What the last well-formed slot holds, else the last formula or the last line; nothing where the only slot was cut off."""
+    for slot in reversed(found[-50:]):
+        body = slot.body(LONGEST)
+        if slot.kind == "phrase" and _VALUE.search(body[:80]):
+            formula = _MATH.match(body.lstrip(" :*"))
+            aside = _ASIDE.search(body)
+            return unwrap((formula[1] or formula[2]) if formula else body[: aside.start()] if aside else body)
+        if slot.kind in ("box", "tag") or (slot.kind == "hash" and not slot.heading):
+            return unwrap(body)
+    if any(slot.kind == "cut" for slot in found):
+        return ""
+    line = text.strip().rsplit("\n", 1)[-1][-LONGEST:]
+    formulas = _MATH.findall(line)
+    return unwrap("".join(formulas[-1]) if formulas else line)
 
 
 # --- clock times and ratios -------------------------------------------------------------------------------------------------
@@ -137,6 +152,7 @@ _LETTER = re.compile(
 _REASON = re.compile(r"\s*,?\s*(?:because|since|as|is|which|for|with|due|where|if)\b|[^\x00-\x7f]")
 _ANOTHER = re.compile(r"\s*(?:[,/&]|\bor\b|\band\b|或|和)\s*[(\[]?[A-Z]\b(?!\w)")
 _ALONE = re.compile(r"\s*(?:(?:option|choice)\s+)?[(\[]?([A-Z])[)\]]?[.)]?\s*", re.IGNORECASE)
+_SAID = re.compile(r"(?:\b(?:option|choice|letter)\s*(?:is|:)?|选[择项]?是?)\s*[(\[]?([A-Z])(?![A-Za-z])")
 _YES_NO = frozenset({"yes", "no", "true", "false"})
 
 
@@ -152,17 +168,15 @@ def _choice(body: str) -> str | None:
 
 
 def matches_letter(text: str, found: list[Slot], gold: str) -> bool:
-    """A choice letter from the last slot that names one, else a last line that is nothing else."""
+    """A choice letter from the last slot that names one, else the one that the last line names."""
     want = gold.strip("(). ").upper()
     for slot in reversed(found[-50:]):
-        if slot.kind == "cut":
-            return False
-        body = unwrap(slot.body(LONGEST))
-        own = _choice(body)
-        if own is not None or slot.kind in ("box", "tag"):
+        own = _choice(unwrap(slot.body(LONGEST)))
+        if slot.kind != "cut" and (own is not None or slot.kind in ("box", "tag")):
             return own == want
-    m = _ALONE.fullmatch(unwrap(text.strip().rsplit("\n", 1)[-1][-200:]))
-    return m is not None and m[1].upper() == want
+    line = unwrap(text.strip().rsplit("\n", 1)[-1][-200:])
+    named = [m[1] for m in _SAID.finditer(line)] or [m[1] for m in [_ALONE.fullmatch(line)] if m]
+    return bool(named) and named[-1].upper() == want and not any(s.kind == "cut" for s in found)
 
 
 def matches_word(text: str, found: list[Slot], gold: str) -> bool:

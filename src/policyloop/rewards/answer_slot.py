@@ -31,17 +31,17 @@ _OPENING = re.compile(
     |(?P<phrase>\banswer\b(?:[ \t]+(?:to|for)[ \t][^\n.:]{{1,40}}?|[ \t]*\([^()\n]{{1,40}}\))?(?:\*\*|__|[*_])?[ \t]*(?:[:：=]|,?[ \t]*{_VERB})
       |(?:^|\n)[ \t#*_>]*(?:(?:the|my)[ \t]+)?(?:(?:final|correct)[ \t]+)?answer[ \t*_]*(?=\n)
       |(?:最终|最后|正确)?(?:答案|答)(?:\*\*)?[ \t]*(?:应该|应|就)?(?:是|为|等于|[:：=])(?!不)[ \t]*[:：]?
-      |(?:{_FOREIGN})(?:[ \t]+final)?(?:[ \t]+(?:est|ist|es|è|é|is|jest|adalah)(?![^\W\d_]))?[ \t]*(?:は|은|는|[:：])?)""",
+      |(?:{_FOREIGN})(?![ \t]+(?:no|non|não|не)\b)(?:[ \t]+[^\W\d_]{{1,12}})?(?:[ \t]+(?:est|ist|es|è|é|is|jest|adalah)(?![^\W\d_]))?[ \t]*(?:は|은|는|[:：])?)""",
     re.VERBOSE | re.IGNORECASE,
 )
 _CLOSE_TAG = re.compile(r"</answer>", re.IGNORECASE)
 _THINK = re.compile(r"<think>", re.IGNORECASE)
 _END_OF_THINK = re.compile(r"</think>", re.IGNORECASE)
-_QUESTION = "Question|Problem|Exercise|Q|Human|User|Instruction|Pregunta|Frage|Вопрос|问题|题目|问|質問|질문"
+_QUESTION = "Question|Problem|Exercise|Q|Human|User|Instruction|Input|Pregunta|Frage|Вопрос|问题|题目|下一题|问|質問|질문"
 _TURN = re.compile(
     rf"\n[ \t]*(?:[#*>\-]+[ \t]*)?(?:(?:Next|New|Another)[ \t]+)?(?:{_QUESTION})[ \t]*\d*[ \t]*(?:\*\*)?[ \t]*[:：]"
     r"|\n[ \t]*#+[ \t]*(?:Question|Problem|Exercise)[ \t]*\d*[ \t]*(?=\n)"
-    r"|[ \t](?-i:Question)[ \t]*\d*:"
+    r"|[ \t](?:(?-i:Question)|(?:next|new|another)[ \t]question)[ \t]*\d*:"
     r"|(?P<token><\|(?:im_start|im_end|endoftext|end_of_text|eot_id|end|user|start_header_id)\|>|</s>|<(?:start|end)_of_turn>|\[/?INST\])",
     re.IGNORECASE,
 )
@@ -90,7 +90,8 @@ def spoken(completion: str) -> str:
 def first_turn(text: str) -> tuple[str, list[Slot]]:
     """The text before a question turn that the model started itself, and its slots."""
     found = openings(text)
-    answered = min((s.end for s in found if s.kind != "cut" and not s.empty), default=len(text) + 1)
+    said = [s.end if s.kind in ("box", "tag") else s.start + 1 for s in found if s.kind != "cut" and not s.empty]
+    answered = min(said, default=len(text) + 1)
     for turn in _TURN.finditer(text):
         at = turn.start()
         if at >= answered or (turn["token"] and text[:at].strip()) or (turn[0].startswith("\n") and _plain_answer(text, at)):
@@ -98,12 +99,14 @@ def first_turn(text: str) -> tuple[str, list[Slot]]:
     return text, found
 
 
+_NUMBER_ONLY = re.compile(r"(?:A|Assistant)?[ \t]*[:：]?[^\w\n]*\d[\d.,/%]*[^\w\n]*\w{0,12}[^\w\n]*", re.IGNORECASE)
+
+
 def _plain_answer(text: str, at: int) -> bool:
-    """Whether the paragraph that ends at `at` holds a number: an answer without a slot."""
-    if text[at - 1 : at] != "\n":
-        return False
+    """Whether an answer without a slot ends at `at`: a paragraph with a number, or a line that is a number and no more."""
     before = text[max(0, at - 1000) : at].rstrip()
-    return re.search(r"\d", before[before.rfind("\n") + 1 :]) is not None
+    line = before[before.rfind("\n") + 1 :]
+    return re.search(r"\d", line) is not None if text[at - 1 : at] == "\n" else _NUMBER_ONLY.fullmatch(line) is not None
 
 
 def slots(text: str) -> list[str]:

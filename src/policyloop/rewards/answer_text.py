@@ -27,6 +27,7 @@ def plain(text: str) -> str:
     """Full-width digits and punctuation, superscripts, vulgar fractions, minus signs and blanks in one spelling each."""
     if "&" in text:
         text = _ENTITY.sub(lambda m: html.unescape(m[0]), text)
+    text = text.replace("（", " (").replace("）", ") ")  # full-width: an aside, not a product
     text = _INVISIBLE.sub("", text.translate(_SPACES).translate(_DASHES))
     text = _SUPERS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT), text)
     text = _VULGAR.sub(lambda m: " " + unicodedata.normalize("NFKC", m[0]).replace("\u2044", "/") + " ", text)

@@ -38,7 +38,7 @@ class Value:
 
 _GROUPED = r"[1-9]\d{0,2}(?:(?:,\d{3}(?!\d))++|(?:\ \d{3}(?![\d/]))++|(?:['’]\d{3}(?!\d))++|(?:_\d{3}(?!\d))++)"
 _INDIAN = r"[1-9]\d?(?:,\d{2}(?!\d))++,\d{3}(?!\d)"
-_DECIMAL = rf"(?:(?:{_GROUPED}|{_INDIAN}|\d++)(?:\.\d++)?|\.\d++)"
+_DECIMAL = rf"(?:(?:{_GROUPED}|{_INDIAN}|\d++)(?:\.\d++)?|(?<![.\d])\.\d++)"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]\s*)?
     (?:(?P<power>10(?=\s*\^))
@@ -139,7 +139,7 @@ def _operand(text: str, start: int, depth: int) -> Found | None:
 # --- what may stand before and behind a number ------------------------------------------------------------------------------
 
 _LEAD = re.compile(
-    r"""(?:[\s:=*>"'“”‘’(\[{#|、,]
+    r"""(?:[\s:=*>"'“”‘’«(\[{#|、,]|\.{2,}
     |(?:about|approximately|approx\.?|around|roughly|exactly|precisely|just|only|simply|clearly|equal\ to|equals|in\ total|a\ total\ of
     |total\ of|that\ is|therefore|thus|hence|so|now|then|is|are|was|be|of|the|number|either|between|from|it's|a(?=\s+(?:hundred|thousand|million)))\b
     |约为|大约|约|共有|一共|总共|共|应该|应|分别|是|为|等于)*+""",
@@ -165,7 +165,7 @@ _JOINED = re.compile(
     re.IGNORECASE,
 )
 _COMPOUND = re.compile(
-    r"\s*(?:hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|years?|months?|weeks?|days?|meters?|metres?|yards?|kg|km|m)"
+    r"\s*(?:hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|years?|months?|weeks?|days?|meters?|metres?|yards?|degrees|kg|km|m)"
     r"\.?\s+\d[\d.]*\s*[A-Za-z]"
     r"|\s*(?:小时|分钟|点钟?|个月|厘米|千克|公斤|[时分天元角米年周])\s*\d",
     re.IGNORECASE,
@@ -175,13 +175,14 @@ _AND_A_PART = re.compile(rf"{_UNIT}\s*and\s+(?:a|one|two|three)\s+{_PART}", re.I
 _OF_A_WHOLE = re.compile(rf"[\s-]*{_PART}", re.IGNORECASE)
 _NO_NUMBER = re.compile(
     r"(?:st|nd|rd|th)(?![A-Za-z])"  # an ordinal
-    r"|\s*:\s*\d|\.\d|,\d"  # a time, a version, a broken grouping
+    r"|:\d|\s:\s?\d|\.\d|,\d|['’′]\s?\d"  # a time, a version, a broken grouping
     r"|\s*(?:[*×÷^+±·√π]|/(?!\s*[A-Za-z])|\\(?:sqrt|pi|frac|log|ln|sin|cos|tan|theta|alpha|infty)|-\s*[\d.($\\])"  # arithmetic
     r"|\(\s*[\d\-.\\]|\s?[xyznπ](?![A-Za-z])|[ei](?![A-Za-z])"  # a product, a variable
     r"|\s+[+-]?[$€£¥]?\d"  # a second number
 )
 _SENTENCE_END = re.compile(r"\.(?!\d)|[。!?！？\n]")
 _ASIDE = re.compile(r"[.!?]\s(?=[A-Z])|[。\n]|\b(?i:because|since|as|where|due\sto|given|if|when)\b|因为")
+_BARE_NUMBER = re.compile(rf"[\s(]*[+-]?{_CURRENCY}?{_DECIMAL}[\s(]*")
 _UNKNOWN = re.compile(r"(?:^|[\s,;])([A-Za-z])\s*$")
 _SECOND = re.compile(r"\S\s*(?P<link>[,;]|\band\b|\bor\b|或|和)\s*(?P<name>[A-Za-z])\s*$")
 
@@ -241,6 +242,8 @@ def _right_of_equals(text: str) -> str:
         name, second = _UNKNOWN.search(left[-3:]), _SECOND.search(middle[-12:])
         if name and second and (second["link"] not in ",;" or second["name"] != name[1]):
             return name[1] + "="
+    if len(parts) > 1 and _BARE_NUMBER.fullmatch(parts[-2]) and value_of(_bare(parts[-1])) is None:
+        return parts[-2].strip()  # 18 = 9 * 2
     return parts[-1].strip() if parts else ""
 
 
@@ -262,7 +265,7 @@ def _with_tail(value: Fraction, tail: str, in_math: bool) -> Value | None:
 
 _TOKEN = re.compile(
     rf"""(?P<passed>(?<![\\A-Za-z])(?!{_CURRENCY}\s*\d)[A-Za-z]++-?\d[A-Za-z\d.]*+
-      |\b(?:step|part|question|problem|case|method|example|option)\s+\d++
+      |\b(?:step|part|question|problem)\s+\d++
       |第\s?\d++
       |(?<=\n)[\#*>\ ]*\d++[.)]\ (?=\S)
       |\d++(?::\d++)+|\d{{1,4}}-\d{{1,2}}-\d{{1,4}}(?!\d)|\d++/\d++/\d[\d/]*+|\d++(?:\.\d++){{2,}}|\d++(?:st|nd|rd|th)(?![A-Za-z]))
@@ -272,7 +275,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _PASS_BEFORE = re.compile(
-    r"(?:\bnot|n't|\bnever|不是|≠)\s*(?:an?\s|the\s)?$|[A-Za-z]\s?\^\s?\{?$|_\{?$|[A-Za-z]-$", re.IGNORECASE
+    r"(?:\b(?:not|never|nicht|pas|não|не|no\s+es)|n't|不是|≠)\s*(?:an?\s|the\s)?$|[A-Za-z]\s?\^\s?\{?$|_\{?$|[A-Za-z]-$",
+    re.IGNORECASE,
 )
 _UNDONE_BEFORE = re.compile(
     r"(?:[\d)}\]%]|(?<![A-Za-z])[xyzn])\s*[*×÷/^+±-]\s*\(?$|(?:[×÷/^±√]|\\sqrt\s*(?:\[\d\])?\s*[{(]?)\s*$|--$|\\frac\{$"

@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 
 from policyloop.rewards.answer_shape import SHAPES
-from policyloop.rewards.answer_slot import Slot, first_turn, spoken
+from policyloop.rewards.answer_slot import Slot, first_turn, slots, spoken
 from policyloop.rewards.answer_text import tidy
 from policyloop.rewards.answer_value import LONGEST, Value, candidate, last_number, read, unwrap, value_of
+from policyloop.rewards.answer_words import CHINESE, ENGLISH
 
 MOST_SLOTS = 200  # slots, from the last one back, that are looked into
 _NUMERIC = re.compile(r"[^\w]*(?:US|USD|Rs\.?)?[^\w]*[\d.\\]")
@@ -26,7 +27,7 @@ _BOXES_JOINED = re.compile(r"[}\s$.]*(?:\\text\s*\{)?\s*(?:or|and|,|或|和)\s*\
 
 def grade(completion: str, gold: str) -> bool | None:
     """Whether `completion` answers `gold`. Never raises; under a second and bounded memory on hostile input."""
-    gold = gold.rpartition("####")[2].strip() if isinstance(gold, str) else ""
+    gold = gold_text(gold) if isinstance(gold, str) else ""
     if not gold:
         return None
     text, found = first_turn(tidy(spoken(completion if isinstance(completion, str) else "")))
@@ -41,9 +42,18 @@ def grade(completion: str, gold: str) -> bool | None:
     return None
 
 
+def gold_text(gold: str) -> str:
+    """The gold itself, where the file holds a solution that ends in it."""
+    gold = gold.rpartition("####")[2]
+    held = slots(gold)
+    return (held[-1] if held else gold).strip()
+
+
 def gold_value(gold: str) -> Value | None:
     """A gold that is a number, with at most a name, a currency, a unit or a percent sign around it."""
     bare = _NAMED.sub("", unwrap(gold))
+    if CHINESE.fullmatch(bare) or ENGLISH.fullmatch(bare):
+        return read(bare)
     if not _NUMERIC.match(bare) or "," in re.sub(r"(?<=\d),(?=\d{2,3})", "", bare):
         return None
     if _NOT_NUMERIC.search(bare) and not re.fullmatch(r"\(?-?[\d.,/]+\)?", bare):
@@ -52,17 +62,19 @@ def gold_value(gold: str) -> Value | None:
 
 
 def answer_value(text: str, found: list[Slot]) -> Value | None:
-    """The last well-formed slot decides. What only talks is no slot; without any, the last number. None: no single number."""
+    """The last well-formed slot decides. What only talks or was cut off is none; without any, the last number. None: no single number."""
     end = len(text.rstrip())
     for at in range(len(found) - 1, max(-1, len(found) - 1 - MOST_SLOTS), -1):
         slot, body = found[at], found[at].body(LONGEST)
-        if slot.kind == "cut" or _joined_boxes(text, found, at):
+        if slot.kind == "cut":
+            continue
+        if _joined_boxes(text, found, at):
             return None
         if not slot.heading and (put_forward := candidate(body)) is not None:
             return value_of(put_forward, in_math=slot.kind == "box")
         if slot.kind in ("box", "tag") or (slot.kind == "hash" and slot.end >= end and re.search(r"\d", body)):
             return last_number(body)  # an answer in a sentence
-    return last_number(text)
+    return None if any(s.kind == "cut" for s in found) else last_number(text)
 
 
 def _joined_boxes(text: str, found: list[Slot], at: int) -> bool:
