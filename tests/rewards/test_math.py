@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from policyloop.rewards import math_worker
 from policyloop.rewards.answer_slot import LONGEST, scope, slots
 from policyloop.rewards.answer_value import MOST_DIGITS
-from policyloop.rewards.math import grade
+from policyloop.rewards.math import extract, grade, parse_number
 
 ROOT = Path(__file__).parents[2]
-LABELS = [json.loads(line) for line in Path(__file__).with_name("hand_labels.jsonl").read_text(encoding="utf-8").splitlines()]
+_LINES = Path(__file__).with_name("hand_labels.jsonl").read_text(encoding="utf-8").split("\n")
+LABELS = [json.loads(line) for line in _LINES if line]
 
 
 @pytest.mark.parametrize("kind", sorted({row["kind"] for row in LABELS}))
@@ -221,6 +222,41 @@ def test_brackets_without_end() -> None:
 def test_only_the_end_of_a_very_long_text_counts() -> None:
     assert grade("a " * LONGEST + "#### 5", "5") is True
     assert grade("<think>" + "a " * LONGEST + "#### 5", "5") is False
+
+
+# --- what the grader reads --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("9 * 2 = 18.\n#### $18.00 a day", "18"),
+        ("The answer is 2 2/3.", "8/3"),
+        ("The answer is 70%.", "70%"),
+        ("So she has 1,080", "1080"),
+        ("\\boxed{\\text{(C)}}", "(C)"),
+        ("The answer is C. I hope this answer is helpful!", "C"),
+        ("\\boxed{2\\sqrt{3}}", "2\\sqrt{3}"),
+        ("#### 5 or 6", "5 or 6"),
+        ("<think>The answer is 5", None),
+        ("5 + 4 = 9. The answer is", None),
+        ("no digits", None),
+        ("", None),
+    ],
+)
+def test_extract(completion: str, answer: str | None) -> None:
+    assert extract(completion) == answer
+
+
+def test_extract_shows_no_monster() -> None:
+    assert extract("#### " + "9" * 15_000) == "a number of more than 3,000 digits"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1,234.5", Fraction(2469, 2)), ("70%", Fraction(7, 10)), ("5 or 6", None), ("", None)]
+)
+def test_parse_number(text: str, number: Fraction | None) -> None:
+    assert parse_number(text) == number
 
 
 # --- scope and slots --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from policyloop.rewards.answer_algebra import normal_form
 from policyloop.rewards.answer_slot import Slot
 from policyloop.rewards.answer_value import LONGEST, read, unwrap
 
@@ -146,7 +147,7 @@ def squeezed(text: str) -> str:
 # --- choice letters, yes and no ---------------------------------------------------------------------------------------------
 
 _LETTER = re.compile(
-    r"[\s:*\"'“”‘’]*(?:(?:the|is|option|choice|answer|letter)\b[\s:]*)*[(\[]?\s*(?P<letter>[A-Za-z])(?![A-Za-z'’-])\s*(?P<end>[)\].:。]|$)?",
+    r"[\s:*\"'“”‘’]*(?:(?:the|is|option|choice|answer|letter)\b[\s:]*|选项?[\s:]*)*[(\[]?\s*(?P<letter>[A-Za-z])(?![A-Za-z'’-])\s*(?P<end>[)\].:。]|$)?",
     re.IGNORECASE,
 )
 _REASON = re.compile(r"\s*,?\s*(?:because|since|as|is|which|for|with|due|where|if)\b|[^\x00-\x7f]")
@@ -192,19 +193,45 @@ def matches_word(text: str, found: list[Slot], gold: str) -> bool:
 # --- expressions ------------------------------------------------------------------------------------------------------------
 
 _SYMBOLIC = re.compile(r"\\[a-zA-Z]+|[=^√π<>±]|[a-zA-Z0-9)]\s*[*/+]\s*[(a-zA-Z0-9]|\d[a-z]\b|^[a-z]$")
-_NO_VALUE = re.compile(r"[\s\d.,/%$+-]*")
+_NO_VALUE = re.compile(r"[\s\d.,/%$+-]*|-?\\frac\s*\{\s*-?\d+\s*\}\s*\{\s*0+\s*\}")
+
+
+_TERM = re.compile(r"[\d\\πe√∞]|(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_UNIT = re.compile(r"(?<=\S)(?:\s+(?:[A-Za-z]{2,12}|[mgsL])(?:\s?\^\s?\{?\d\}?)?)+\s*\.?$")
+_PROSE = re.compile(r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|log|exp|abs|min|max|gcd|lcm|mod|arc\w+)\b)[A-Za-z]{3,}|^[Nn]/?[Aa]$")
+
+
+def _reads_expression(gold: str) -> bool:
+    """Signs of algebra, brackets that close, no prose."""
+    gold = _UNIT.sub("", gold[:LONGEST_EXPRESSION])
+    closed = gold.count("{") == gold.count("}") and gold.count("(") == gold.count(")")
+    return closed and _SYMBOLIC.search(gold) is not None and not _NO_VALUE.fullmatch(gold) and not _PROSE.search(gold)
 
 
 def matches_expression(text: str, found: list[Slot], gold: str) -> bool:
-    """Same spelling is equal; an equation needs the same sides; everything else is for the symbolic judge."""
+    """Same spelling is equal; an equation needs the same left side; then equal normal forms, or what the symbolic judge says."""
     answer = put_forward(text, found)
     if squeezed(answer) == squeezed(gold):
         return True
-    if "=" in gold or ("=" in answer and not found) or not answer.strip() or len(answer) > LONGEST_EXPRESSION:
+    if len(answer) > LONGEST_EXPRESSION:
         return False
+    (sides, own), (gold_sides, want) = _last_side(answer), _last_side(gold)
+    if (gold_sides and sides != gold_sides) or not _TERM.search(own):
+        return False
+    if ("±" in own) is not ("±" in want) and not re.search(r",|\bor\b|\band\b", own + want):
+        return False
+    forms = normal_form(own), normal_form(want)
+    if None not in forms:
+        return forms[0] == forms[1]
     from policyloop.rewards.math_worker import judge
 
-    return judge(answer.rpartition("=")[2].strip(" ."), gold)
+    return judge(own, want)
+
+
+def _last_side(text: str) -> tuple[str, str]:
+    """What stands left of the last `=`, in one spelling, and what stands right of it, without a unit."""
+    left, _, right = text.rpartition("=")
+    return squeezed(left), _UNIT.sub("", right).strip(" .")
 
 
 SHAPES = (
@@ -212,5 +239,5 @@ SHAPES = (
     Shape(_reads_parts, matches_parts),
     Shape(lambda gold: re.fullmatch(r"\(?[A-Z]\)?\.?", gold) is not None, matches_letter),
     Shape(lambda gold: gold.casefold().strip(" .") in _YES_NO, matches_word),
-    Shape(lambda gold: _SYMBOLIC.search(gold) is not None and not _NO_VALUE.fullmatch(gold), matches_expression),
+    Shape(_reads_expression, matches_expression),
 )

@@ -30,6 +30,7 @@ _OPENING = re.compile(
     |(?P<hash>(?<!\#)\#\#\#\#(?!\#))
     |(?P<phrase>\banswer\b(?:[ \t]+(?:to|for)[ \t][^\n.:]{{1,40}}?|[ \t]*\([^()\n]{{1,40}}\))?(?:\*\*|__|[*_])?[ \t]*(?:[:：=]|,?[ \t]*{_VERB})
       |(?:^|\n)[ \t#*_>]*(?:(?:the|my)[ \t]+)?(?:(?:final|correct)[ \t]+)?answer[ \t*_]*(?=\n)
+      |故选[ \t]*[:：]?
       |(?:最终|最后|正确)?(?:答案|答)(?:\*\*)?[ \t]*(?:应该|应|就)?(?:是|为|等于|[:：=])(?!不)[ \t]*[:：]?
       |(?:{_FOREIGN})(?![ \t]+(?:no|non|não|не)\b)(?:[ \t]+[^\W\d_]{{1,12}})?(?:[ \t]+(?:est|ist|es|è|é|is|jest|adalah)(?![^\W\d_]))?[ \t]*(?:は|은|는|[:：])?)""",
     re.VERBOSE | re.IGNORECASE,
@@ -40,11 +41,14 @@ _END_OF_THINK = re.compile(r"</think>", re.IGNORECASE)
 _QUESTION = "Question|Problem|Exercise|Q|Human|User|Instruction|Input|Pregunta|Frage|Вопрос|问题|题目|下一题|问|質問|질문"
 _TURN = re.compile(
     rf"\n[ \t]*(?:[#*>\-]+[ \t]*)?(?:(?:Next|New|Another)[ \t]+)?(?:{_QUESTION})[ \t]*\d*[ \t]*(?:\*\*)?[ \t]*[:：]"
-    r"|\n[ \t]*#+[ \t]*(?:Question|Problem|Exercise)[ \t]*\d*[ \t]*(?=\n)"
+    r"|\n[ \t]*[#*]+[ \t]*(?:Question|Problem|Exercise)[ \t]*\d*[ \t*]*(?=\n)"
+    r"|\n[ \t]*(?-i:Q)\d{1,3}[.)][ \t]"
     r"|[ \t](?:(?-i:Question)|(?:next|new|another)[ \t]question)[ \t]*\d*:"
     r"|(?P<token><\|(?:im_start|im_end|endoftext|end_of_text|eot_id|end|user|start_header_id)\|>|</s>|<(?:start|end)_of_turn>|\[/?INST\])",
     re.IGNORECASE,
 )
+_SOMETHING = re.compile(r"[^\W_]|[√∞]")  # `The answer is **$` holds nothing
+_TALK = re.compile(r"(?!\W*(?i:yes|no|true|false)\b)(?:[A-Za-z'’]{2,}|[aI]\b|[\s.,;:!?*_-])*+")
 _MARKER = {
     "hash": re.compile(r"(?:\*\*)?(?:\d+[.):]\s+\D|(?:step|part|第)\b)", re.IGNORECASE),
     "phrase": re.compile(r"(?:\*\*)?(?:1[.):]\s+[^\n]{1,90}=|(?:step|part|第)\b)", re.IGNORECASE),
@@ -53,7 +57,7 @@ _MARKER = {
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`text[start:end]` is what the slot holds. `cut`: opened and never closed, so the answer was cut off."""
+    """`text[start:end]` is what the slot holds. `cut`: never closed, or empty where an answer should be: it was cut off."""
 
     kind: Kind
     start: int
@@ -66,13 +70,18 @@ class Slot:
 
     @property
     def empty(self) -> bool:
-        return not self.text[self.start : min(self.end, self.start + 50)].strip() and not self.text[self.start : self.end].strip()
+        return _SOMETHING.search(self.text, self.start, self.end) is None
 
     @property
     def heading(self) -> bool:
         """`#### 1. Count the eggs`, `Answer: Step 1: ...`: the working begins, no answer is given."""
         marker = _MARKER.get(self.kind)
         return marker is not None and marker.match(self.text[self.start : min(self.end, self.start + 100)].lstrip()) is not None
+
+    @property
+    def talks(self) -> bool:
+        """I hope this answer is helpful."""
+        return self.kind == "phrase" and _TALK.fullmatch(self.body(200)) is not None
 
 
 def scope(completion: str) -> str:
@@ -124,7 +133,7 @@ def openings(text: str) -> list[Slot]:
 
 def _cut_out(text: str, found: list[re.Match[str]], braces: dict[int, int], tags: list[int]) -> Iterator[Slot]:
     limits: list[int] = []  # ends of the containers that are open
-    line_end = -1
+    line_end, written = -1, len(text.rstrip())
     for n, m in enumerate(found):
         start, following = m.end(), found[n + 1].start() if n + 1 < len(found) else len(text)
         while limits and limits[-1] <= m.start():
@@ -141,12 +150,13 @@ def _cut_out(text: str, found: list[re.Match[str]], braces: dict[int, int], tags
             if line_end < start:
                 line_end = at if (at := text.find("\n", start)) >= 0 else len(text)
             end = min(line_end, max(start, following), limits[-1] if limits else line_end)
-        yield Slot(kind, start, max(start, end), text)
+        slot = Slot(kind, start, max(start, end), text)
+        yield Slot("cut", start, end, text) if slot.empty and (kind in ("box", "tag") or end >= written) else slot
 
 
 def _first_line(text: str, start: int) -> int:
-    """A phrase with nothing behind it on its line speaks of the next line."""
-    m = re.compile(r"[ \t:：*_]{0,8}(?:\n[ \t]{0,8}){1,4}").match(text, start)
+    """A phrase with nothing behind it on its line speaks of the next line, which may be an item of a list."""
+    m = re.compile(r"[ \t:：*_]{0,8}(?:\n[ \t]{0,8}){1,4}(?:[-*•][ \t])?").match(text, start)
     return m.end() if m else start
 
 

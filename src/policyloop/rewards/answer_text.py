@@ -18,7 +18,7 @@ _SUPERS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\u202a-\u202e]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-_DASHES = dict.fromkeys(map(ord, "−‒–﹣－"), "-")
+_DASHES = dict.fromkeys(map(ord, "−‐‑‒–﹣－"), "-")
 _SPACES = dict.fromkeys([0xA0, 0x2007, 0x2009, 0x202F, 0x3000], " ")
 _ENTITY = re.compile(r"&(?:#\d{1,6}|#[xX][0-9a-fA-F]{1,5}|[a-zA-Z]{2,8}\d{0,2});")
 
@@ -47,6 +47,8 @@ _COMMANDS = [
     (re.compile(r"\\(?:left|right|displaystyle|quad|qquad)(?![a-zA-Z])|\\[,;:> ]"), " "),
     (re.compile(r"(?<![A-Za-z])(?:US|AU?|CA?|R|HK|NZ)\\?\$(?=\s?-?[\d.])"), " "),
     (re.compile(r"(?<![\w)])-\s?\\?\$(?=\s?[\d.])"), "-"),
+    (re.compile(r"([$€£¥₹]\s?\d[\d.,]{0,20})\s?M(?![A-Za-z$])"), r"\1 million"),
+    (re.compile(r"([$€£¥₹]\s?\d[\d.,]{0,20})\s?B(?![A-Za-z$])"), r"\1 billion"),
     (re.compile(r"\\[()\[\]]|\\?\$"), " "),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree|\\circ|°"), " degrees "),
     (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])"), "×"),
@@ -59,9 +61,12 @@ _COMMANDS = [
     (re.compile(r"\\%"), "%"),
     (re.compile("[⋅∙]"), "·"),
     (re.compile(r"\\#"), "#"),
+    (re.compile(r"(?<!~)~(?=\s?[A-Za-z])"), " "),
     (re.compile(r"<<[^<>\n]{0,200}>>"), ""),  # GSM8K's calculator notes
+    (re.compile(r"<(del|s|strike)>[^<>\n]{0,200}</\1>", re.IGNORECASE), " "),
     (re.compile(r"</?[a-zA-Z][^<>]{0,80}>"), " "),
     (re.compile(r"~~[^~\n]{1,200}~~"), " "),  # struck out: withdrawn
+    (re.compile(r"\{([^{}\\]{1,40})\\over(?![a-z])([^{}]{1,40})\}"), r"\\frac{\1}{\2}"),
     (re.compile(r"(?<=\d)\*\*(?=\d)"), "^"),
     (re.compile(r"\*\*+|__+|`+"), " "),
     (re.compile(r"(?<![\w*)])\*(?=\S)([^*\n]{1,80})(?<=\S)\*(?![\w*(])"), r" \1 "),
@@ -88,10 +93,15 @@ def unwrap(text: str) -> str:
     return text.strip()
 
 
+_SEPARATORS = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _BLANKS = re.compile(r"[ \t]{2,}")
 _LINES = re.compile(r"\n[ \t\n]+(?=\n)")
 
 
 def tidy(text: str) -> str:
-    """Runs of blanks and of empty lines cut short, so that no pattern ever meets a long one."""
-    return _LINES.sub("\n", _BLANKS.sub(" ", text.replace("\r\n", "\n")))
+    """One sign for the end of a line; runs of blanks and of empty lines cut short, so that no pattern ever meets a long one.
+
+    LaTeX whose escapes a JSON or Python reader has eaten is mended: "\\f" of \\frac, "\\b" of \\boxed.
+    """
+    text = text.replace("\x0crac{", "\\frac{").replace("\x08oxed{", "\\boxed{")
+    return _LINES.sub("\n", _BLANKS.sub(" ", _SEPARATORS.sub("\n", text)))

@@ -34,6 +34,14 @@ class Value:
     percent: bool = False
 
 
+def shown(value: Value) -> str:
+    """18, 2/3, 70%; a number of thousands of digits is not shown in full."""
+    top, bottom = value.number.numerator, value.number.denominator
+    if max(top.bit_length(), bottom.bit_length()) > 10_000:
+        return "a number of more than 3,000 digits"
+    return f"{top}{f'/{bottom}' if bottom != 1 else ''}{'%' if value.percent else ''}"
+
+
 # --- numbers in digits ------------------------------------------------------------------------------------------------------
 
 _GROUPED = r"[1-9]\d{0,2}(?:(?:,\d{3}(?!\d))++|(?:\ \d{3}(?![\d/]))++|(?:['’]\d{3}(?!\d))++|(?:_\d{3}(?!\d))++)"
@@ -146,14 +154,28 @@ _LEAD = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _CHOICE = re.compile(r"[A-H]\s*[).:]\s*(?=\S)")  # (B) 5: the label of a choice
-_MINUS = re.compile(r"(?:minus|negative|负)\s*(?=[\d$€£¥.\\])", re.IGNORECASE)
+_MINUS = re.compile(rf"(?:minus|negative|负)\s*(?=[\d$€£¥.\\]|{ENGLISH.pattern})", re.IGNORECASE)
 _MONEY = re.compile(rf"(?P<a>[+-])?\s*{_CURRENCY}\s*(?P<b>[+-])?\s*(?=[\d.\\])", re.IGNORECASE)
 _STARTS = re.compile(
-    r"第\s?\d|[+-]?\s*(?:[\d√π±<>≤≥≠]|\.\d|\\(?:frac|sqrt|pi|infty|log|ln|sin|cos|tan|pm|leq?|geq?|lt|gt)(?![a-z])|[A-Za-z](?![A-Za-z'’])\s*(?:$|[.+\-*/^)=,<>≤≥≠]))"
+    r"第\s?\d|[+-]?\s*(?:[\d√π±<>≤≥≠]|\.\d|\\(?:frac|sqrt|pi|infty|log|ln|sin|cos|tan|pm|leq?|geq?|lt|gt)(?![a-z])"
+    r"|[A-Za-z](?![A-Za-z'’])\s*(?:$|[.+\-*/^)=,<>≤≥≠]|\\(?:leq?|geq?|lt|gt|neq?|in)(?![a-z])))"
 )
 
-_SCALE = {"万": 10**4, "亿": 10**8, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALED = re.compile(r"\s*(万|亿|(?:hundred|thousand|million|billion|trillion)\b)", re.IGNORECASE)
+_SCALE = {
+    "百": 100,
+    "千": 10**3,
+    "万": 10**4,
+    "亿": 10**8,
+    "k": 10**3,
+    "hundred": 100,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+_SCALED = re.compile(
+    r"(k)(?![A-Za-z])|\s*(百(?!分)|千(?![克米瓦卡])|万|亿|(?:hundred|thousand|million|billion|trillion)\b)", re.IGNORECASE
+)
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age\s+points?)?\b|per\s+cent\b|pct\b|个?百分点)", re.IGNORECASE)
 _UNIT = r"(?:\s*[^\W\d_]+(?:\s*\^\s*\{?-?\d\}?)?(?:\s*/\s*[^\W\d_]+)?\.?){0,3}?"
 _AND = (
@@ -178,8 +200,11 @@ _NO_NUMBER = re.compile(
     r"|:\d|\s:\s?\d|\.\d|,\d|['’′]\s?\d"  # a time, a version, a broken grouping
     r"|\s*(?:[*×÷^+±·√π]|/(?!\s*[A-Za-z])|\\(?:sqrt|pi|frac|log|ln|sin|cos|tan|theta|alpha|infty)|-\s*[\d.($\\])"  # arithmetic
     r"|\(\s*[\d\-.\\]|\s?[xyznπ](?![A-Za-z])|[ei](?![A-Za-z])"  # a product, a variable
+    r"|\s*[乘加减除]以?\s*[\d一二两三四五六七八九十]|\s*(?:个|小时|天|年)?半"
     r"|\s+[+-]?[$€£¥]?\d"  # a second number
 )
+_SHARE_OF = re.compile(r"\s*of\s+[$€£¥]?\d", re.IGNORECASE)  # 50% of 80
+_EQUALS = re.compile(r"(?<=[\w)%])\s?(?:\bequals\b|\bis equal to\b|等于)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?!\d)|[。!?！？\n]")
 _ASIDE = re.compile(r"[.!?]\s(?=[A-Z])|[。\n]|\b(?i:because|since|as|where|due\sto|given|if|when)\b|因为")
 _BARE_NUMBER = re.compile(rf"[\s(]*[+-]?{_CURRENCY}?{_DECIMAL}[\s(]*")
@@ -223,10 +248,13 @@ def _straight(text: str) -> bool:
 
 def _candidate(text: str) -> str:
     """Where the value would begin: behind opening words, and right of the last `=` where the first clause is an equation."""
-    text = _bare(text)
+    text = _EQUALS.sub(" =", _bare(text))
     aside = _ASIDE.search(text)
     first = text[: aside.start()] if aside else text
-    return text if "=" not in first and _straight(first) else _bare(_right_of_equals(text))
+    if "=" not in first and _straight(first):
+        return text
+    right, left = _bare(_right_of_equals(text)), first.partition("=")[0]
+    return left if _straight(left) and value_of(right) is None and value_of(left) is not None else right  # 18 = 9 * 2
 
 
 def _bare(text: str) -> str:
@@ -249,11 +277,11 @@ def _right_of_equals(text: str) -> str:
 
 def _with_tail(value: Fraction, tail: str, in_math: bool) -> Value | None:
     """Judge what follows the number: a percent sign, a scale word, a unit; or something that makes it no single number."""
-    if scaled := _SCALED.match(tail):
-        value, tail = value * _SCALE[scaled[1].lower()], tail[scaled.end() :]
+    while scaled := _SCALED.match(tail):
+        value, tail = value * _SCALE[scaled[0].strip().lower()], tail[scaled.end() :]
     if percent := _PERCENT.match(tail):
         tail = tail[percent.end() :]
-    if _NO_NUMBER.match(tail) or (in_math and tail.lstrip().startswith("!")):
+    if _NO_NUMBER.match(tail) or (in_math and tail.lstrip().startswith("!")) or (percent and _SHARE_OF.match(tail)):
         return None
     sentence = (tail[: end.start()] if (end := _SENTENCE_END.search(tail)) else tail)[:200]
     if _JOINED.match(sentence) or _COMPOUND.match(sentence) or _AND_A_PART.match(sentence):

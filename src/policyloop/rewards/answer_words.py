@@ -11,11 +11,12 @@ import re
 from fractions import Fraction
 
 _DIGIT = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "俩": 2}
-_UNIT = {"十": 10, "百": 100, "千": 1000}
+_DIGIT |= {c: i for i, c in enumerate("零壹贰叁肆伍陆柒捌玖")}  # as on cheques
+_UNIT = {"十": 10, "百": 100, "千": 1000, "拾": 10, "佰": 100, "仟": 1000}
 _BIG = {"万": 10**4, "亿": 10**8}
-CHINESE = re.compile(
-    "(?:百分之|负百分之|负)?[零〇一二两俩三四五六七八九十百千万亿]+(?:(?:点|分之)[零〇一二两三四五六七八九十百千万亿]+)?"
-)
+_SIGNS = f"[{''.join([*_DIGIT, *_UNIT, *_BIG])}]"
+_WORD_GOES_ON = "角形|边形|棱|面体|半|定|般|样|起|些|直|旦|致|者|次[方函]"  # 三角形, 一定, 一样: no numerals
+CHINESE = re.compile(f"(?:百分之|负百分之|负)?{_SIGNS}++(?:(?:点|分之){_SIGNS}++)?(?!{_WORD_GOES_ON})")
 
 
 def chinese(text: str) -> Fraction | None:
