@@ -1,44 +1,46 @@
-"""Evaluation with a scripted engine: counts, intervals, limits, records."""
+"""Evaluation with an engine that says what it is told: counts, intervals, limits, records."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from policyloop.engine import Request
 from policyloop.errors import BadInput
-from policyloop.evaluation.compare import compare
-from policyloop.evaluation.evaluate import Evaluation, Item, evaluate
-from policyloop.stats import wilson
+from policyloop.evaluation import EvaluationSettings, tries_of
+from policyloop.evaluation.evaluate import Evaluation, Item, evaluate, level_of
+from policyloop.stats import share, wilson
 from policyloop.types import Completion, Prompt, SamplingParams
 
 
 @dataclass
 class Answers:
-    """An engine that says what it is told, in request order; ids of the length of the text."""
+    """An engine that says what it is told, in request order; as many tokens as characters; `…` at the end = cut off, `!` = aborted."""
 
     texts: list[str]
+    calls: list[int] = field(default_factory=list)
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         n = sum(r.params.n for r in requests)
-        assert n == len(self.texts)
-        return [
-            Completion((1,), (5,) * len(t), (0.0,) * len(t), "length" if t.endswith("…") else "stop", "v", t) for t in self.texts
-        ]
+        said, self.texts = self.texts[:n], self.texts[n:]
+        self.calls.append(len(requests))
+        ends = {"…": "length", "!": "abort"}
+        return [Completion((1,), (5,) * len(t), (0.0,) * len(t), ends.get(t[-1:], "stop"), "v", t) for t in said]  # type: ignore[arg-type]
 
 
 class Renderer:
     def prompt_ids(self, prompt: Prompt, max_tokens: int | None = None) -> tuple[int, ...]:
-        return (1,)
+        return (1, int((prompt.text or "q0")[1:]))
 
 
+@dataclass
 class Exact:
-    name = "exact"
-    correct_needs_stop = True
+    correct_needs_stop: bool = True
+    name: str = "exact"
     notes: tuple[str, ...] = ()
 
     def train(self) -> list[Prompt]:
@@ -54,10 +56,12 @@ class Exact:
 PROMPTS = [Prompt.make("exact", f"q{i}", t, {"cluster": str(i % 2)}) for i, t in enumerate(["a", "bb", "ccc", None])]
 
 
-def measured(texts: list[str], n: int = 1) -> Evaluation:
-    return evaluate(
-        Answers(texts), Renderer(), Exact(), PROMPTS, SamplingParams(max_new_tokens=9, temperature=0.0, n=n), version="v"
-    )  # type: ignore[arg-type]
+def measured(texts: list[str], n: int = 1, prompts: Sequence[Prompt] = PROMPTS, task: Exact | None = None) -> Evaluation:
+    params = SamplingParams(max_new_tokens=20, temperature=0.0, n=n)
+    return evaluate(Answers(texts), Renderer(), task or Exact(), prompts, params, version="v")  # type: ignore[arg-type]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------------
 
 
 def test_figures_by_hand() -> None:
@@ -65,65 +69,171 @@ def test_figures_by_hand() -> None:
     m = found.metrics()
     assert m["eval/accuracy"] == pytest.approx(1 / 3) and m["eval/n"] == 3 and m["eval/unscored"] == 1
     assert m["eval/length_mean"] == pytest.approx((1 + 2 + 11 + 1) / 4) and m["eval/truncated_frac"] == 0.25
-    assert m["eval/tokens_per_correct"] == 15
-    assert (m["eval/accuracy_low"], m["eval/accuracy_high"]) == pytest.approx(wilson(1, 3), abs=0.2)
+    assert m["eval/length_p50"] == 1.5 and m["eval/length_p95"] == pytest.approx(2 + 0.85 * 9)  # of 1 1 2 11, at 0.95 · 3
+    assert m["eval/tokens_per_correct"] == 15 and m["eval/clusters"] == 2
+
+
+def test_the_interval_knows_the_clusters() -> None:
+    """Forty problems in four keys, all alike within a key: the evidence of four, not of forty."""
+    prompts = [Prompt.make("exact", f"q{i}", "a", {"cluster": str(i // 10)}) for i in range(40)]
+    found = measured(["a"] * 20 + ["b"] * 20, prompts=prompts).accuracy
+    assert found == share([1.0] * 20 + [0.0] * 20, [i // 10 for i in range(40)])
+    alone = wilson(20, 40)
+    assert found.high - found.low > 2.5 * (alone[1] - alone[0])
 
 
 def test_pass_at_k_over_samples() -> None:
     found = measured(["a", "x", "x", "x", "ccc", "ccc", "?", "?"], n=2)
-    assert found.metrics()["eval/pass_at_2"] == pytest.approx((1 + 0 + 1) / 3)
-    assert found.metrics()["eval/accuracy"] == pytest.approx(3 / 6)
+    assert found.metrics()["eval/pass_at_2"] == found.pass_at(2).value == pytest.approx((1 + 0 + 1) / 3)
+    assert found.metrics()["eval/accuracy"] == found.pass_at(1).value == pytest.approx(3 / 6)
+    assert "pass@2 0.667" in found.sentence() and found.samples == 2
+    assert tries_of(1) == [] and tries_of(4) == [2, 4] and tries_of(6) == [2, 4, 6]
 
 
 def test_nothing_right_has_no_tokens_per_right_answer() -> None:
     assert math.isinf(measured(["x", "x", "x", "x"]).metrics()["eval/tokens_per_correct"])
 
 
+def test_an_answer_the_engine_did_not_finish_is_unscored_not_wrong() -> None:
+    found = measured(["a", "b!", "ccc", "?"])
+    assert [i.correct for i in found.items] == [True, None, True, None] and found.accuracy.value == 1.0
+
+
+def items(rows: Sequence[tuple[str, bool, int]], samples: int = 1) -> Evaluation:
+    """(level, right, length) per item; with samples, so many items per prompt."""
+    made = [
+        Item(f"p{i // samples}", f"p{i // samples}", i % samples, right, length, False, "", level=level)
+        for i, (level, right, length) in enumerate(rows)
+    ]
+    return Evaluation("v", "t", {}, tuple(made))
+
+
+def test_length_and_correctness_within_a_difficulty() -> None:
+    """Hard problems have long answers that are wrong, easy ones short answers that are right: pooled, length seems to hurt. Inside each
+    difficulty it is the longer answer that is right."""
+    easy = [("easy", False, 10), ("easy", True, 11), ("easy", True, 12), ("easy", True, 13)]
+    hard = [("hard", False, 50), ("hard", False, 51), ("hard", False, 52), ("hard", True, 53)]
+    found = items([*easy, *hard])
+    assert found.length_by_level()["easy"] > 0.7 and found.length_by_level()["hard"] > 0.7
+    assert found.length_correlation() == pytest.approx(sum(found.length_by_level().values()) / 2)
+    pooled = items([("", right, length) for _, right, length in [*easy, *hard]])
+    assert pooled.length_by_level()["all"] < 0
+
+
+def test_difficulties_weigh_by_their_answers_and_constant_ones_say_nothing() -> None:
+    rising = [("a", False, 1), ("a", False, 2), ("a", True, 3), ("a", True, 4)]
+    falling = [("b", True, 1), ("b", False, 2)] * 4
+    found = items([*rising, *falling, ("c", True, 1), ("c", True, 9), ("c", True, 5)])
+    levels = found.length_by_level()
+    assert math.isnan(levels["c"]) and levels["b"] == pytest.approx(-1)
+    assert found.length_correlation() == pytest.approx((4 * levels["a"] + 8 * levels["b"]) / 12)
+    assert math.isnan(items([("", True, 3)] * 5).length_correlation())
+
+
+def test_many_numeric_levels_become_thirds_and_samples_stand_in_for_levels() -> None:
+    by_third = items([(str(i), i % 2 == 0, i) for i in range(12)]).length_by_level()
+    assert list(by_third) == ["up to 3.67", "above 3.67, up to 7.33", "above 7.33"]
+    several = items([("", False, 1), ("", True, 2), ("", True, 3)] * 3, samples=3)
+    assert set(several.length_by_level()) == {"answers to the same prompt"} and several.length_correlation() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("meta", "level"),
+    [
+        ({"level": 3}, "3"),
+        ({"difficulty": "hard"}, "hard"),
+        ({"demonstration": "a\n\nb\n#### 3"}, "3"),
+        ({}, ""),
+        ({"level": {}}, ""),
+    ],
+)
+def test_what_says_how_hard_a_prompt_is(meta: dict[str, object], level: str) -> None:
+    assert level_of(Prompt.make("t", "q", "1", meta)) == level
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------------
+
+
 def test_a_tighter_limit_is_read_off() -> None:
-    """A greedy answer longer than the limit would have been cut off, hence wrong; shorter ones stay."""
+    """An answer longer than the limit would have been cut off, hence wrong where answers must stop; shorter ones stay."""
     found = measured(["a", "bb", "ccc", "?"]).at_limit(2)
     assert [i.correct for i in found.items] == [True, True, False, None]
     assert found.items[2].truncated and found.items[2].length == 2 and found.conditions["decoding"]["max_new_tokens"] == 2
 
 
-def test_saved_and_loaded(tmp_path: Path) -> None:
+def test_a_limit_that_cannot_be_read_off_is_refused() -> None:
+    with pytest.raises(BadInput, match="cannot be read off an evaluation at 20"):
+        measured(["a", "bb", "ccc", "?"]).at_limit(21)
+    with pytest.raises(BadInput, match="must stop"):
+        measured(["a", "bb", "ccc", "?"], task=Exact(correct_needs_stop=False)).at_limit(2)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_decides_the_figures_is_recorded() -> None:
     found = measured(["a", "bb", "x", "?"])
-    found.save(tmp_path / "e.json")
-    back = Evaluation.load(tmp_path / "e.json")
+    assert found.conditions["task"] == "exact" and found.conditions["decoding"]["temperature"] == 0.0
+    assert found.conditions["parser"]["needs_stop"] is True and found.conditions["parser"]["grader"].endswith("Exact")
+    assert len({i.rendered for i in found.items}) == 4  # four prompts, four sequences of token ids
+    assert found.items[0].rendered == measured(["x", "x", "x", "x"]).items[0].rendered and found.about["policyloop"]
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    found = measured(["a", "bb", "\ud800x", "?"])
+    found.save(tmp_path / "new" / "e.json")
+    back = Evaluation.load(tmp_path / "new" / "e.json")
     assert back.items == found.items and back.accuracy == found.accuracy
+    assert back.conditions == found.conditions and back.about == found.about
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(BadInput, match="not a saved evaluation"):
         Evaluation.load(tmp_path / "bad.json")
 
 
+def test_chunks_change_nothing_and_report_progress() -> None:
+    engine, heard = Answers(["a", "bb", "x", "?"]), list[tuple[int, int]]()
+    params = SamplingParams(max_new_tokens=20, temperature=0.0)
+    found = evaluate(
+        engine,  # type: ignore[arg-type]
+        Renderer(),
+        Exact(),
+        PROMPTS,
+        params,
+        version="v",
+        chunk=3,
+        on_progress=lambda done, of: heard.append((done, of)),
+    )
+    assert found.items == measured(["a", "bb", "x", "?"]).items
+    assert engine.calls == [3, 1] and heard == [(3, 4), (4, 4)]
+
+
 def test_no_held_out_prompts_is_an_error() -> None:
     with pytest.raises(BadInput, match="no held-out prompts"):
-        evaluate(Answers([]), Renderer(), Exact(), [], SamplingParams(max_new_tokens=9), version="v")  # type: ignore[arg-type]
+        measured([], prompts=[])
 
 
-def evaluation(right: Sequence[bool], length: int = 10, tokens: int = 64) -> Evaluation:
-    items = tuple(Item(f"p{i}", f"p{i}", 0, r, length + i % 3, False, "") for i, r in enumerate(right))
-    return Evaluation("v", "t", {"task": "t", "decoding": {"max_new_tokens": tokens}}, items)
+# --- settings ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "length", "verdict", "code"),
+    ("given", "said"),
     [
-        ([False] * 60 + [True] * 40, [True] * 40 + [False] * 20 + [True] * 40, 10, "SHIP", 0),
-        ([True] * 80 + [False] * 20, [False] * 40 + [True] * 40 + [False] * 20, 10, "HOLD", 3),
-        ([True, False] * 20, [True, False] * 19 + [False, True], 10, "INCONCLUSIVE", 4),
-        ([True] * 95 + [False] * 5, [True] * 95 + [False] * 5, 6, "SHIP", 0),
+        ({"every": -1}, "evaluation.every = -1"),
+        ({"prompts": 0}, "evaluation.prompts = 0"),
+        ({"max_new_tokens": 0}, "evaluation.max_new_tokens = 0"),
+        ({"metric": "accurracy"}, "evaluation.metric = accurracy: allowed is accuracy, "),
+        ({"metric": "pass_at_4"}, "evaluation.metric = pass_at_4"),
+        ({"samples": 4}, "4 times the same answer"),
     ],
 )
-def test_verdicts(a: list[bool], b: list[bool], length: int, verdict: str, code: int) -> None:
-    result = compare(evaluation(a), evaluation(b, length))
-    assert (result.verdict, int(result.exit_code)) == (verdict, code)
-    assert any(verdict in line for line in result.lines())
+def test_settings_that_cannot_work_are_refused(given: dict[str, int], said: str) -> None:
+    with pytest.raises(BadInput, match=said.replace(".", r"\.")):
+        EvaluationSettings(**given)  # type: ignore[arg-type]
 
 
-def test_other_conditions_and_other_items_do_not_compare() -> None:
-    with pytest.raises(BadInput, match="differ in decoding"):
-        compare(evaluation([True]), evaluation([True], tokens=32))
-    other = Evaluation("v", "t", {"task": "t", "decoding": {"max_new_tokens": 64}}, (Item("z", "z", 0, True, 1, False, ""),))
-    with pytest.raises(BadInput, match="share no judged item"):
-        compare(evaluation([True]), other)
+def test_every_metric_that_may_decide_is_measured() -> None:
+    from policyloop.evaluation import FIGURES
+
+    measured_keys = measured(["a", "x", "x", "x", "ccc", "ccc", "?", "?"], n=2).metrics()
+    assert all(f"eval/{name}" in measured_keys for name in (*FIGURES, "pass_at_2"))
+    assert EvaluationSettings(metric="pass_at_2", samples=2, temperature=0.6).metric == "pass_at_2"

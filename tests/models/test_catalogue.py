@@ -52,6 +52,21 @@ def test_a_run_is_the_policy_of_its_newest_whole_checkpoint(tmp_path: Path) -> N
         resolve("run://r@7")
 
 
+@pytest.mark.parametrize(("better", "step"), [("higher", 10), ("lower", 15)])
+def test_the_best_of_a_run_is_by_its_held_out_score(better: str, step: int, tmp_path: Path) -> None:
+    """Of equal scores the earlier checkpoint; those that were not evaluated do not count."""
+    for number, score in ((5, None), (10, 0.7), (15, 0.2), (20, 0.7), (25, 0.2)):
+        policy = tmp_path / f"runs/r/checkpoints/{number:08d}/policy"
+        policy.mkdir(parents=True)
+        (policy.parent / "manifest.json").write_text(json.dumps({"step": number, "score": score}))
+    (tmp_path / "runs/r/manifest.json").write_text(json.dumps({"config": {"evaluation": {"better": better}}}))
+    assert resolve("run://r@best").parent.name == f"{step:08d}" and resolve("run://r@last").parent.name == "00000025"
+    for number in (10, 15, 20, 25):
+        (tmp_path / f"runs/r/checkpoints/{number:08d}/manifest.json").write_text("{}")
+    with pytest.raises(NotFound, match="no model with a held-out score"):
+        resolve("run://r@best")
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [

@@ -1,10 +1,18 @@
-"""Evaluation: is it better, and how sure are we. This file holds the settings (no torch)."""
+"""Evaluation: is it better, and how sure are we. This file holds the settings (no torch).
+
+Example: `EvaluationSettings(every=10, prompts=200, samples=4, temperature=0.6, metric="pass_at_4")` measures four sampled answers to each of
+200 held-out prompts every ten steps, and keeps the checkpoint that solves most of them in four tries.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
+from policyloop.errors import BadInput
 from policyloop.types import settings
+
+FIGURES = ("accuracy", "accuracy_low", "length_mean", "length_p50", "length_p95", "truncated_frac", "tokens_per_correct")
 
 
 @settings
@@ -12,7 +20,7 @@ class EvaluationSettings:
     """Held-out evaluation during training and by the verbs.
 
     every: steps between evaluations during training, 0 = none. prompts: how many held-out prompts.
-    metric, better: the figure that alone decides "best" (retention, early stop, export).
+    metric, better: the figure that alone decides "best" (retention, early stop, `run://NAME@best`): one of FIGURES, or pass_at_K.
     max_new_tokens: null = rollout.max_new_tokens. temperature: 0 = greedy. samples: answers per prompt (pass@k when above 1).
     seed: of held-out texts and of sampling.
     """
@@ -25,3 +33,31 @@ class EvaluationSettings:
     temperature: float = 0.0
     samples: int = 1
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        self._need(self.every >= 0, "every", "0 (none) or more")
+        self._need(self.prompts > 0, "prompts", "1 or more")
+        self._need(self.samples > 0, "samples", "1 or more")
+        self._need(self.max_new_tokens is None or self.max_new_tokens > 0, "max_new_tokens", "1 or more, or null")
+        self._need(self.temperature >= 0, "temperature", "0 (greedy) or more")
+        tries = re.fullmatch(r"pass_at_(\d+)", self.metric)
+        known = tries is None or int(tries[1]) in tries_of(self.samples)
+        allowed = ", ".join([*FIGURES, *(f"pass_at_{k}" for k in tries_of(self.samples))])
+        self._need(
+            known and (tries is not None or self.metric in FIGURES), "metric", f"{allowed} (with samples = {self.samples})"
+        )
+        if self.samples > 1 and self.temperature == 0:
+            raise BadInput(
+                f"evaluation.samples = {self.samples} greedy answers are {self.samples} times the same answer",
+                "a temperature above 0, or samples: 1",
+                "evaluation.temperature",
+            )
+
+    def _need(self, ok: bool, field: str, allowed: str) -> None:
+        if not ok:
+            raise BadInput(f"evaluation.{field} = {getattr(self, field)}", allowed, f"evaluation.{field}")
+
+
+def tries_of(samples: int) -> list[int]:
+    """The k of pass@k that are reported: powers of two up to the number of samples, and that number."""
+    return sorted({k for k in (2**i for i in range(1, 11)) if k <= samples} | {samples}) if samples > 1 else []

@@ -1,42 +1,77 @@
-"""Chat in the terminal: one model, or two side by side on the same question.
+"""Chat in the terminal: one model, or several asked the same question. On a terminal the answer appears as it is made.
 
-Example: `policyloop chat smollm2-135m-instruct --versus runs/word-problems-grpo --prompt "What is 3 + 4?"`
+In: MODEL names and, for one question, its text; else lines are read until an empty one. Out: answers on stdout, remarks on stderr.
+
+Example: `policyloop chat smollm2-135m-instruct --versus run://word-problems-grpo --prompt "What is 3 + 4?"`
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from policyloop.engine import Request
+from policyloop.errors import Problem
 from policyloop.evaluation.model import OpenModel, open_model
-from policyloop.types import Message, Prompt, SamplingParams
+from policyloop.types import FinishReason, Message, Prompt, SamplingParams
+
+Show = Callable[[str], None]
 
 
 def converse(
     names: Sequence[str], params: SamplingParams, question: str | None, system: str | None, template: str | None
 ) -> None:
-    """Each model keeps its own history. Without `question`, lines are read until an empty one."""
-    models = [open_model(name, template=template) for name in names]
-    start = (Message("system", system),) if system else ()
-    histories: list[tuple[Message, ...]] = [start for _ in models]
-    asked = [question] if question is not None else _lines()
-    for line in asked:
-        for i, model in enumerate(models):
-            histories[i] = (*histories[i], Message("user", line))
-            answer = ask(model, histories[i], params)
-            histories[i] = (*histories[i], Message("assistant", answer))
-            label = f"[{model.version}] " if len(models) > 1 else ""
-            print(f"{label}{answer}", flush=True)
-    for model in models:
-        model.engine.close()
+    """Each model keeps its own history. A question that does not fit is said and forgotten, the talk goes on."""
+    live = sys.stdout.isatty()
+    with contextlib.ExitStack() as stack:
+        talks = [Talk(stack.enter_context(open_model(name, template=template)), params, system) for name in names]
+        for line in [question] if question is not None else _lines():
+            for talk in talks:
+                label = f"[{talk.model.version}] " if len(talks) > 1 else ""
+                try:
+                    print(label, end="", flush=True)
+                    remark = talk.ask(line, lambda text: print(text, end="", flush=True))
+                    print(flush=True)
+                except Problem as problem:
+                    if question is not None:
+                        raise
+                    remark = str(problem)
+                if live or remark.startswith("cut off"):
+                    print(f"({remark})", file=sys.stderr, flush=True)
 
 
-def ask(model: OpenModel, history: Sequence[Message], params: SamplingParams) -> str:
-    """One answer. A model without a chat template gets the last message as plain text."""
-    prompt = Prompt.make("chat", list(history) if model.renderer.chat else history[-1].content)
-    (completion,) = model.engine.run([Request(f"chat/{len(history)}", model.renderer.prompt_ids(prompt), params)])
-    return completion.text.strip()
+class Talk:
+    """One model and what was said so far."""
+
+    def __init__(self, model: OpenModel, params: SamplingParams, system: str | None) -> None:
+        self.model, self.params = model, params
+        self.history: tuple[Message, ...] = (Message("system", system),) if system else ()
+
+    def ask(self, line: str, show: Show) -> str:
+        """Shows the answer piece by piece and remembers it; returns a remark on it. A model without a chat template gets the bare line."""
+        asked = (*self.history, Message("user", line))
+        prompt = Prompt.make("chat", asked if self.model.renderer.chat else line)
+        request = Request(f"chat/{len(asked)}", self.model.renderer.prompt_ids(prompt), self.params)
+        began = time.monotonic()
+        answer, tokens, reason = asyncio.run(_streamed(self.model, request, show))
+        self.history = (*asked, Message("assistant", answer))
+        if reason == "length":
+            return f"cut off after {tokens} tokens; --max-new-tokens allows more"
+        return f"{tokens} tokens in {time.monotonic() - began:.1f} s, {reason}"
+
+
+async def _streamed(model: OpenModel, request: Request, show: Show) -> tuple[str, int, FinishReason | None]:
+    """The answer without blanks at its ends (they are not shown either), its number of tokens and how it ended."""
+    text, tokens, reason, shown = "", 0, None, 0
+    async for delta in model.engine.stream(request):
+        text, tokens, reason = text + delta.text, tokens + len(delta.token_ids), delta.finish_reason
+        ready = text.strip()  # blanks are held back until something follows them
+        show(ready[shown:])
+        shown = len(ready)
+    return text.strip(), tokens, reason
 
 
 def _lines() -> Iterator[str]:

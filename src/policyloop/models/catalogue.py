@@ -91,7 +91,7 @@ def resolve(model: str | Path, say: Say = lambda line: None) -> Path:
         name, _, step = text.removeprefix("run://").partition("@")
         return _model_in(Path("runs") / name, step or "last")
     if "://" in text:
-        raise BadInput(f"model {text}", "a folder, run://NAME[@STEP], a catalogue name or a hub id", "the model's name")
+        raise BadInput(f"model {text}", "a folder, run://NAME[@STEP|best|last], a catalogue name or a hub id", "the model's name")
     if text.lower() in CATALOGUE:
         return pull(text.lower(), say=say)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
@@ -241,10 +241,22 @@ def _model_in(folder: Path, step: str = "last") -> Path:
         return folder
     whole = sorted(p.parent for p in folder.glob("checkpoints/*/manifest.json") if (p.parent / "policy").is_dir())
     chosen = whole if step == "last" else [p for p in whole if p.name.lstrip("0") == step.lstrip("0")]
+    if step == "best":
+        chosen = _best_of(folder, whole)
     if chosen:
         return chosen[-1] / "policy"
     steps = ", ".join(str(int(p.name)) for p in whole) or "none"
-    wanted = "" if step == "last" else f" of step {step}"
+    wanted = {"last": "", "best": " with a held-out score"}.get(step, f" of step {step}")
     raise NotFound(
         f"{folder} holds no model{wanted}", f"a folder with config.json, or a run with a checkpoint (here: {steps})", "the model"
     )
+
+
+def _best_of(folder: Path, whole: list[Path]) -> list[Path]:
+    """The checkpoint with the best held-out score (of equals the earliest); none where nothing was evaluated."""
+    scores = {p: json.loads((p / "manifest.json").read_text(encoding="utf-8")).get("score") for p in whole}
+    scored = [p for p in whole if scores[p] is not None]
+    run = folder / "manifest.json"
+    config = json.loads(run.read_text(encoding="utf-8")).get("config", {}) if run.exists() else {}
+    sign = -1 if config.get("evaluation", {}).get("better") == "lower" else 1
+    return [max(scored, key=lambda p: sign * scores[p])] if scored else []
