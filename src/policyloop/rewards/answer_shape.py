@@ -153,7 +153,7 @@ _LETTER = re.compile(
 _REASON = re.compile(r"\s*,?\s*(?:because|since|as|is|which|for|with|due|where|if)\b|[^\x00-\x7f]")
 _ANOTHER = re.compile(r"\s*(?:[,/&]|\bor\b|\band\b|或|和)\s*[(\[]?[A-Z]\b(?!\w)")
 _ALONE = re.compile(r"\s*(?:(?:option|choice)\s+)?[(\[]?([A-Z])[)\]]?[.)]?\s*", re.IGNORECASE)
-_SAID = re.compile(r"(?:\b(?:option|choice|letter)\s*(?:is|:)?|选[择项]?是?)\s*[(\[]?([A-Z])(?![A-Za-z])")
+_SAID = re.compile(r"(?:\b(?:option|choice|letter|choose|pick|select)\s*(?:is|:)?|选[择项]?是?)\s*[(\[]?([A-Z])(?![A-Za-z])")
 _YES_NO = frozenset({"yes", "no", "true", "false"})
 
 
@@ -192,7 +192,7 @@ def matches_word(text: str, found: list[Slot], gold: str) -> bool:
 
 # --- expressions ------------------------------------------------------------------------------------------------------------
 
-_SYMBOLIC = re.compile(r"\\[a-zA-Z]+|[=^√π<>±]|[a-zA-Z0-9)]\s*[*/+]\s*[(a-zA-Z0-9]|\d[a-z]\b|^[a-z]$")
+_SYMBOLIC = re.compile(r"\\[a-zA-Z]+|[=^√π<>±]|[a-zA-Z0-9)]\s*[*/+-]\s*[(a-zA-Z0-9]|\d[a-z]\b|^[a-z]$")
 _NO_VALUE = re.compile(r"[\s\d.,/%$+-]*|-?\\frac\s*\{\s*-?\d+\s*\}\s*\{\s*0+\s*\}")
 
 
