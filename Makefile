@@ -36,8 +36,8 @@ test-min:  ## the unit tests at the lower bounds of every dependency
 check: lint types imports
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks scripts tools
+	$(BIN)/ruff format --check src tests benchmarks scripts tools
 
 types: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python

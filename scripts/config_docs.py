@@ -21,7 +21,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from policyloop.algorithms import ALGORITHMS
 from policyloop.algorithms.parts.schedule import SCHEDULES
 from policyloop.config import known, slots
-from policyloop.recipe import ALIASES, FOREIGN, Recipe
+from policyloop.recipe import Recipe
+from policyloop.spellings import ALIASES, FOREIGN
 
 PAGE = Path(__file__).parents[1] / "docs" / "config.md"
 START, END = "<!-- fields -->", "<!-- /fields -->"

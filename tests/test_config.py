@@ -39,6 +39,13 @@ def test_what_is_refused(text: str, said: str) -> None:
         load_yaml(text)
 
 
+@pytest.mark.parametrize("assignment", ["a=" + "[" * 5000, "a=" + "9" * 5000, "a=[1", "=1", "a..b=1", "a"])
+def test_assignments_that_are_refused(assignment: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        override({}, assignment)
+    assert len(str(caught.value)) < 5200
+
+
 def test_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,17 @@ import pytest
 from policyloop.algorithms import PolicyGradient
 from policyloop.algorithms.parts.filter import TopK
 from policyloop.errors import BadInput
-from policyloop.recipe import ALIASES, FOREIGN, from_tree, load, plan, strategy, tree_of
+from policyloop.monitor.guards import GUARDS
+from policyloop.recipe import ONLY, from_tree, load, memory, plan, strategy, tree_of, value_at
 
 ROOT = Path(__file__).parents[1]
 MODEL = {"model": {"base_model_path": "tiny"}}
+ROWS = {
+    "rl_strategy.surrogate": "clip",
+    "rl_strategy.advantage": "group",
+    "rl_strategy.weight": "token_mean",
+    "rl_strategy.ratio": "token",
+}
 
 
 def recipe(**tables: Any) -> Any:
@@ -55,36 +64,6 @@ def test_strategy_names_without_case_and_separators(name: str) -> None:
 def test_unknown_strategy_names_the_known_ones() -> None:
     with pytest.raises(BadInput, match="one of sft, grpo"):
         recipe(rl_strategy={"type": "SARSA"})
-
-
-@pytest.mark.parametrize(
-    ("table", "key"),
-    [
-        ("rl_strategy", "beta"),
-        ("rl_strategy", "loss_type"),
-        ("training", "bf16"),
-        ("training", "logging_steps"),
-        ("model", "lora_rank"),
-    ],
-)
-def test_keys_of_other_trainers_are_answered_with_ours(table: str, key: str) -> None:
-    tree = {**MODEL, table: {**MODEL.get(table, {}), key: 1}}
-    with pytest.raises(BadInput) as caught:
-        from_tree(tree)
-    assert FOREIGN[key] in str(caught.value)
-
-
-def test_whole_configs_of_other_trainers_are_answered() -> None:
-    with pytest.raises(BadInput, match="here it is model, rollout and training"):
-        from_tree({**MODEL, "actor_rollout_ref": {}})
-
-
-def test_aliases_and_their_contradictions() -> None:
-    assert recipe(rl_strategy={"num_generations": 4}).rl_strategy.group_size == 4
-    assert recipe(training={"learning_rate": 1e-5}).training.lr == 1e-5
-    with pytest.raises(BadInput, match="one of the two"):
-        recipe(rl_strategy={"sampling_count": 4, "group_size": 8})
-    assert all(old.split(".")[0] == new.split(".")[0] for old, new in ALIASES.items())
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------------
@@ -164,6 +143,28 @@ def test_the_plan_says_which_passes_a_step_needs() -> None:
         ({"model": {"base_model_path": "tiny", "reference_model_freeze": False}}, "reference_sync_steps"),
         ({"rollout": {"temperature": 0}}, "rollout.temperature = 0"),
         ({"rewards": []}, "rewards.terms is empty"),
+        ({"rl_strategy": "gfpo"}, "rl_strategy = 'gfpo'"),
+        ({"rl_strategy": {"type": "gfpo", "filter": {"top_k": {"metric": "shortests"}}}}, "filter.top_k.metric = shortests"),
+        ({"rl_strategy": {"surrogate": {":x": {}}}}, "cannot be imported"),
+        ({"rl_strategy": {"surrogate": []}}, "rl_strategy.surrogate = []"),
+        ({"rl_strategy": {"surrogate": None}}, "rl_strategy.surrogate = None: allowed is one of clip"),
+        ({"rewards": {"terms": None}}, "rewards.terms = None"),
+        ({"rl_strategy": {"surrogate": ["clip"]}}, "rl_strategy.surrogate = ['clip']"),
+        ({"rewards": [{"a.py:f": [1]}]}, "a.py:f = [1]"),
+        ({"rollout": {"engine": "vlm"}}, "one of builtin, scripted"),
+        ({"rollout": {"top_p": 0}}, "rollout.top_p = 0.0: allowed is above 0 and at most 1"),
+        ({"rollout": {"save": True}}, "rollout.save = True"),
+        ({"rollout": {"max_lag": 1}}, "rollout.max_lag = 1"),
+        ({"training": {"resources": {"gpus": 8}}}, "training.resources.gpus = 8"),
+        ({"training": {"resources": {"gpus": 0}, "device": "cuda"}}, "gpus = 0 and training.device = cuda"),
+        ({"training": {"device": "gpu"}}, "training.device = gpu"),
+        ({"training": {"betas": [1.0, 0.9]}}, "training.betas = 1.0: allowed is at least 0 and below 1"),
+        ({"training": {"lr": 10**400}}, "a finite number"),
+        ({"training": {"early_stop": 2}}, "evaluation.every: 1 or more"),
+        ({"training": {"dist": {"master_port": 70000}}}, "at most 65535"),
+        ({"training": {"save-steps": 1, "save_steps": 2}}, "save_steps stands twice"),
+        ({"data": {"columns": {"prompt": 3}}}, "data.columns.prompt = 3"),
+        ({"model": {"base_model_path": "tiny", "lora": {"target_modules": []}}}, "target_modules is empty"),
         ({"rewards": {"token_efficiency": {"weight": 1.0}}}, "token_efficiency.weight = 1"),
         ({"rewards": {"token_efficiency": {"length_ratio_threshold": 0}}}, "length_ratio_threshold = 0"),
     ],
@@ -184,3 +185,65 @@ def test_degenerate_filter_is_warned_about() -> None:
     r = recipe(rl_strategy={"type": "gfpo_paper", "filter": {"top_k": {"k": 2, "metric": "target_accuracy"}}})
     assert any("most groups get no gradient" in w for w in plan(r, prompts=100).warnings)
     assert not plan(recipe(rl_strategy={"type": "gfpo"}), prompts=100).warnings
+
+
+def test_warnings_of_what_is_legal_and_rarely_meant() -> None:
+    said = plan(recipe(rl_strategy={"entropy": {"coef": 0.5}}), prompts=100).warnings
+    assert any("entropy.coef 0.5" in w for w in said)
+    frozen = {"model": {"base_model_path": "tiny", "reference_sync_steps": 5}}
+    assert any("does nothing" in w for w in plan(from_tree(frozen), prompts=100).warnings)
+    assert any("never reaches training.lr" in w for w in plan(recipe(training={"warmup_steps": 99}), prompts=100).warnings)
+    assert not plan(recipe(), prompts=100).warnings
+
+
+def test_tokens_of_a_step() -> None:
+    """8 prompts x 8 answers x 100 tokens."""
+    assert plan(recipe(rollout={"max_new_tokens": 100}), prompts=100).tokens_per_step == 6400
+    assert plan(recipe(rl_strategy={"type": "sft"}), prompts=100).tokens_per_step is None
+
+
+def test_memory_of_a_model_that_is_here_and_of_one_that_is_not() -> None:
+    here, away = recipe(), from_tree({"model": {"base_model_path": "no-such-owner/no-such-model"}})
+    assert "GB are free" in memory(here, plan(here, prompts=100))
+    assert "is not on this machine yet" in memory(away, plan(away, prompts=100))
+
+
+def test_a_changed_algorithm_keeps_its_name() -> None:
+    assert tree_of(recipe(rl_strategy={"type": "gfpo", "group_size": 16}))["rl_strategy"]["type"] == "gfpo"
+    assert tree_of(recipe(rl_strategy={"type": "grpo", "kl": None}))["rl_strategy"]["type"] == "grpo"
+
+
+# --- every field does something ---------------------------------------------------------------------------------------------
+
+SRC = ROOT / "src" / "policyloop"
+READ_BY_NAME = {f"training.health.{name}" for name in GUARDS}  # one loop reads them through the table of guards
+
+
+def leaves(value: Any, where: str = "") -> list[tuple[str, Any]]:
+    if not dataclasses.is_dataclass(value):
+        return [(where, value)]
+    return [
+        x for f in dataclasses.fields(value) for x in leaves(getattr(value, f.name), f"{where}.{f.name}" if where else f.name)
+    ]
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves(recipe()) if not path.startswith("rl_strategy.")])
+def test_every_field_is_read_somewhere(path: str) -> None:
+    """Not only by the check: what nothing reads does nothing. Values that this version refuses are in recipe.ONLY."""
+    name = path.rsplit(".", 1)[-1]
+    code = "\n".join(p.read_text(encoding="utf-8") for p in SRC.rglob("*.py") if "check" not in p.name)
+    uses = re.findall(rf"\.{name}\b", code)
+    assert uses or path in ONLY or path in READ_BY_NAME or path == "training.dist.master_port", path
+
+
+@pytest.mark.parametrize(("path", "old"), [x for x in leaves(recipe()) if isinstance(x[1], bool | int | float)])
+def test_every_changed_number_changes_the_resolved_tree(path: str, old: float) -> None:
+    if path in ONLY:
+        pytest.skip("one value only in this version")
+    new = (not old) if isinstance(old, bool) else old + 1 if isinstance(old, int) else old / 2 if old else 0.5
+    needed = {"model.reference_model_freeze": "model.reference_sync_steps=1", "evaluation.samples": "evaluation.temperature=0.5"}
+    extra = [needed[path]] if path in needed else []
+    key = re.sub(r"^(rl_strategy\.(?:surrogate|advantage|weight|ratio))\.", lambda m: f"{m[1]}.{ROWS[m[1]]}.", path)
+    changed = load(MODEL, [f"{key}={json.dumps(new)}", *extra])
+    assert value_at(changed, path) == new != value_at(recipe(), path)
+    assert tree_of(changed) != tree_of(recipe())

@@ -18,7 +18,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -28,7 +28,20 @@ import yaml
 from policyloop.errors import BadInput, Problem
 
 T = TypeVar("T")
-MOST_NODES = 100_000
+
+
+class UnknownKey(BadInput):
+    """A key that no settings class has; `key` is its last name, so that a recipe can say where its meaning lives."""
+
+    def __init__(self, key: str, path: str, known: Iterable[str], where: str, hint: str | None = None) -> None:
+        known = list(known)
+        near = difflib.get_close_matches(key, known, 1)
+        meant = f"; here it is {hint}" if hint else f"; did you mean {near[0]}?" if near else ""
+        super().__init__(f"unknown key {path}{meant}", _names(known), where)
+        self.key, self.path, self.known = key, path, known
+
+    def with_hint(self, hint: str | None) -> UnknownKey:
+        return UnknownKey(self.key, self.path, self.known, self.where, hint)
 
 
 # --- YAML 1.2 core ----------------------------------------------------------------------------------------------------------
@@ -84,16 +97,7 @@ def load_yaml(source: str | Path) -> dict[str, Any]:
         raise BadInput(f"{source} cannot be read ({problem})", "a UTF-8 YAML file", "CONFIG") from problem
     if len(text) > 1_000_000:
         raise BadInput(f"{where} has {len(text):,} characters", "at most 1,000,000", "CONFIG")
-    try:
-        tree = yaml.load(text, _Loader)
-    except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark is not None else ""
-        raise BadInput(
-            f"{where} is not YAML{line}: {getattr(problem, 'problem', problem)}", "YAML (spaces, not tabs)", where
-        ) from problem
-    except (RecursionError, ValueError) as problem:
-        raise BadInput(f"{where} cannot be read ({type(problem).__name__})", "ordinary nesting and numbers", where) from problem
+    tree = _parse(text, where)
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -101,27 +105,53 @@ def load_yaml(source: str | Path) -> dict[str, Any]:
     return tree
 
 
-def override(tree: Mapping[str, Any], assignment: str) -> dict[str, Any]:
-    """`a.b=c` laid over the tree; c is YAML (`null`, `0.3`, `[a, b]`, `{clip: {high: 0.28}}`)."""
-    path, sign, value = assignment.partition("=")
-    if not sign or not path.strip():
-        raise BadInput(f"--set {assignment}", "key.key=value", "--set")
+def _parse(text: str, where: str) -> Any:
     try:
-        parsed = yaml.load(value, _Loader)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as problem:
-        raise BadInput(f"--set {assignment}: the value is not YAML", "key.key=value", "--set") from problem
+        mark = getattr(problem, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark is not None else ""
+        reason = getattr(problem, "problem", None) or str(problem).partition("\n")[0]
+        raise BadInput(f"{where} is not YAML{line}: {reason}", "YAML (spaces, not tabs)", where) from problem
+    except (RecursionError, ValueError) as problem:
+        raise BadInput(f"{where} cannot be read ({type(problem).__name__})", "ordinary nesting and numbers", where) from problem
+
+
+def assigned(assignment: str) -> dict[str, Any]:
+    """`a.b=c` as a tree {a: {b: c}}; c is YAML (`null`, `0.3`, `[a, b]`, `{clip: {high: 0.28}}`)."""
+    path, sign, value = assignment.partition("=")
     keys = [k.strip().replace("-", "_") for k in path.split(".")]
+    if not sign or not all(keys):
+        raise BadInput(f"--set {assignment}", "key.key=value", "--set")
+    tree = _parse(value, f"--set {assignment}" if len(assignment) < 100 else f"--set {assignment[:100]}…")
     for key in reversed(keys):
-        parsed = {key: parsed}
-    return lay_over(tree, parsed)
+        tree = {key: tree}
+    return tree
 
 
-def lay_over(tree: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings merge, everything else replaces."""
+def override(tree: Mapping[str, Any], assignment: str) -> dict[str, Any]:
+    """`a.b=c` laid over the tree."""
+    return lay_over(tree, assigned(assignment))
+
+
+def spelled(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Keys with `_` for `-`. Errors: BadInput where both spellings stand."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = str(key).replace("-", "_")
+        if name in out:
+            raise BadInput(f"key {where + '.' if where else ''}{name} stands twice, with - and with _", "each key once", where)
+        out[name] = value
+    return out
+
+
+def lay_over(tree: Mapping[str, Any], change: Mapping[str, Any], parts: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Mappings merge, everything else replaces; in a slot (`parts`) another row replaces the part."""
     out = dict(tree)
     for key, value in change.items():
         old = out.get(key)
-        out[key] = lay_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merge = isinstance(old, Mapping) and isinstance(value, Mapping) and not (key in parts and value and {*old} != {*value})
+        out[key] = lay_over(typing.cast(Mapping, old), value, parts) if merge else value
     return out
 
 
@@ -135,12 +165,10 @@ def build(cls: type[T], tree: Mapping[str, Any] | None, where: str = "", base: T
         raise BadInput(f"{where} = {tree!r}", f"a table with {_names(known(cls))}", where)
     hints = known(cls)
     values: dict[str, Any] = {}
-    for key, raw in tree.items():
-        name, path = str(key).replace("-", "_"), f"{where}.{key}" if where else str(key)
+    for name, raw in spelled(tree, where).items():
+        path = f"{where}.{name}" if where else name
         if name not in hints:
-            near = difflib.get_close_matches(name, hints, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise BadInput(f"unknown key {path}{meant}", _names(hints), where or "the config")
+            raise UnknownKey(name, path, hints, where or "the config")
         old = getattr(base, name) if base is not None else None
         values[name] = _slot(cls, name, raw, path, old) if name in slots(cls) else convert(hints[name], raw, path, old)
     try:
@@ -166,12 +194,14 @@ def slots(cls: type) -> Mapping[str, Mapping[str, type]]:
 def _slot(cls: type, name: str, raw: Any, path: str, old: Any) -> Any:
     """One part, or a tuple of parts, by the rows of the slot's table."""
     table = slots(cls)[name]
-    if raw is None:
+    hint = known(cls)[name]
+    if raw is None and type(None) in get_args(hint):
         return None
-    if isinstance(raw, Sequence) and not isinstance(raw, str):
+    several = get_origin(hint) is tuple
+    if several and isinstance(raw, Sequence) and not isinstance(raw, str):
         return tuple(_part(cls, name, table, item, f"{path}[{i}]", None) for i, item in enumerate(raw))
     part = _part(cls, name, table, raw, path, old)
-    return (part,) if get_origin(known(cls)[name]) is tuple else part
+    return (part,) if several else part
 
 
 def _part(cls: type, name: str, table: Mapping[str, type], raw: Any, path: str, old: Any) -> Any:
@@ -179,7 +209,9 @@ def _part(cls: type, name: str, table: Mapping[str, type], raw: Any, path: str, 
         raw = {raw: None}
     if not isinstance(raw, Mapping) or len(raw) != 1:
         raise BadInput(f"{path} = {raw!r}", f"one of {_names(table)}, with its fields", path)
-    (row, fields), *_ = raw.items()
+    row, fields = next((str(key), value) for key, value in raw.items())
+    if not isinstance(fields, Mapping | None):
+        raise BadInput(f"{path}.{row} = {fields!r}", "a table of its fields", path)
     if ":" in row:
         importer = getattr(cls, "import_paths", {}).get(name)
         if importer is not None:
@@ -197,7 +229,7 @@ def _imported(name: str, path: str) -> type:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as problem:
+    except (ImportError, AttributeError, ValueError) as problem:
         raise BadInput(f"{path}: {name} cannot be imported ({problem})", "pkg.mod:Name", path) from problem
     if not dataclasses.is_dataclass(found):
         raise BadInput(f"{path}: {name} is not a settings class", "a class decorated with policyloop.types.settings", path)
@@ -220,7 +252,7 @@ def convert(hint: Any, raw: Any, path: str, old: Any = None) -> Any:
     if origin in (dict, Mapping) or hint in (dict, Mapping):
         if not isinstance(raw, Mapping):
             raise BadInput(f"{path} = {raw!r}", "a table", path)
-        return dict(raw)
+        return {k: convert(options[1] if options else Any, v, f"{path}.{k}") for k, v in raw.items()}
     return _scalar(hint, raw, path)
 
 
@@ -229,7 +261,7 @@ def _scalar(hint: Any, raw: Any, path: str) -> Any:
     if hint is Any:
         return raw
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
-        return float(raw)
+        raw = float(raw) if abs(raw) < 10**300 else math.inf
     if hint not in names or not isinstance(raw, hint) or (isinstance(raw, bool) and hint is not bool):
         raise BadInput(f"{path} = {raw!r}", names.get(hint, str(hint)), path)
     if isinstance(raw, float) and not math.isfinite(raw):
@@ -251,11 +283,12 @@ def _union(options: tuple[Any, ...], raw: Any, path: str, old: Any) -> Any:
     if raw is None and type(None) in options:
         return None
     rest = [o for o in options if o is not type(None)]
-    if isinstance(raw, Mapping) and len([o for o in rest if dataclasses.is_dataclass(o)]) > 1:
-        row: dict[str, type] = {o.__name__.lower(): o for o in rest if isinstance(o, type) and dataclasses.is_dataclass(o)}
-        if len(raw) == 1 and next(iter(raw)) in row:
-            (name, fields), *_ = raw.items()
-            return build(row[name], fields, f"{path}.{name}")
+    row: dict[str, type] = {o.__name__.lower(): o for o in rest if isinstance(o, type) and dataclasses.is_dataclass(o)}
+    if isinstance(raw, Mapping) and len(row) > 1:  # a schedule in a number's place
+        name, fields = next(iter(raw.items()), ("", None))
+        if len(raw) != 1 or name not in row:
+            raise BadInput(f"{path} = {raw!r}", f"a plain value, or one of {_names(row)} with its fields", path)
+        return build(row[name], fields, f"{path}.{name}")
     problems: list[Problem] = []
     for option in rest:
         try:

@@ -8,23 +8,27 @@ Example:
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from policyloop.algorithms import ALGORITHMS, PolicyGradient, Supervised
 from policyloop.algorithms.parts.advantage import GAE, GroupNorm, LeaveOneOut, ReturnToGo
-from policyloop.algorithms.parts.filter import TopK
-from policyloop.config import build, lay_over, load_yaml, override, to_tree
+from policyloop.algorithms.parts.filter import METRICS as FILTER_METRICS
+from policyloop.algorithms.parts.filter import TopK, metric_of
+from policyloop.config import UnknownKey, assigned, build, known, lay_over, load_yaml, slots, to_tree
+from policyloop.engine import ENGINES
 from policyloop.errors import BadInput
 from policyloop.evaluation import EvaluationSettings
 from policyloop.models import ModelSettings
 from policyloop.monitor import MonitorSettings
 from policyloop.rewards import RewardsSettings
 from policyloop.rollout import RolloutSettings
+from policyloop.spellings import FOREIGN, translate
 from policyloop.tasks import DataSettings
 from policyloop.training import TrainingSettings
 from policyloop.types import settings
@@ -54,72 +58,6 @@ ROOMS: dict[str, type] = {
     "monitor": MonitorSettings,
 }
 
-# --- other spellings --------------------------------------------------------------------------------------------------------
-
-ALIASES: dict[str, str] = {
-    "rl_strategy.sampling_count": "rl_strategy.group_size",
-    "rl_strategy.num_generations": "rl_strategy.group_size",
-    "training.batch-size": "training.batch_size",
-    "training.gradient_accumulation_steps": "training.grad_accum",
-    "training.learning_rate": "training.lr",
-    "training.num_train_epochs": "training.epochs",
-    "training.max_steps": "training.steps",
-    "model.path": "model.base_model_path",
-    "rollout.max_completion_length": "rollout.max_new_tokens",
-}
-
-FOREIGN: dict[str, str] = {
-    # TRL
-    "num_generations": "rl_strategy.group_size",
-    "epsilon": "rl_strategy.surrogate.clip.low and .high",
-    "epsilon_high": "rl_strategy.surrogate.clip.high",
-    "beta": "rl_strategy.kl.coef",
-    "loss_type": "rl_strategy.weight",
-    "scale_rewards": "rl_strategy.advantage.group.std",
-    "num_iterations": "rl_strategy.updates_per_rollout",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_prompt_length": "nothing: prompts are never cut silently",
-    "reward_weights": "rewards.terms[].weight",
-    "reward_funcs": "rewards.terms",
-    "mask_truncated_completions": "rl_strategy.mask_truncated",
-    "use_vllm": "rollout.engine",
-    "learning_rate": "training.lr",
-    "gradient_accumulation_steps": "training.grad_accum",
-    "num_train_epochs": "training.epochs",
-    "max_steps": "training.steps",
-    "logging_steps": "nothing: every step is logged",
-    "output_dir": "--run",
-    "bf16": "training.precision",
-    "fp16": "training.precision",
-    "warmup_ratio": "training.warmup_steps",
-    "lr_scheduler_type": "training.lr_schedule",
-    "model_name_or_path": "model.base_model_path",
-    # verl
-    "actor_rollout_ref": "model, rollout and training",
-    "algorithm": "rl_strategy",
-    "adv_estimator": "rl_strategy.type",
-    "train_batch_size": "training.prompts_per_step",
-    "ppo_mini_batch_size": "training.batch_size",
-    "ppo_micro_batch_size_per_gpu": "training.per_device_train_batch_size",
-    "clip_ratio": "rl_strategy.surrogate.clip.low and .high",
-    "clip_ratio_low": "rl_strategy.surrogate.clip.low",
-    "clip_ratio_high": "rl_strategy.surrogate.clip.high",
-    "kl_loss_coef": "rl_strategy.kl.coef",
-    "loss_agg_mode": "rl_strategy.weight",
-    "total_epochs": "training.epochs",
-    "response_length": "rollout.max_new_tokens",
-    # ms-swift, LLaMA-Factory
-    "rlhf_type": "rl_strategy.type",
-    "train_type": "model.lora (null = full)",
-    "finetuning_type": "model.lora (null = full)",
-    "lora_rank": "model.lora.r",
-    "lora_alpha": "model.lora.alpha",
-    "lora_target": "model.lora.target_modules",
-    "dataset": "data.task",
-    "cutoff_len": "rollout.max_new_tokens",
-    "template": "model.template",
-}
-
 
 def strategy_key(name: str) -> str:
     """Strategy names are compared without case and `. - _` blanks, `++` read as pp: Dr.GRPO = dr_grpo = DRGRPO."""
@@ -133,138 +71,186 @@ def strategy(name: Any) -> PolicyGradient | Supervised:
     return table[strategy_key(name)]
 
 
+PARTS = frozenset({*slots(PolicyGradient), *slots(Supervised)})
+
+
 def load(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe from a YAML file (or its tree). Errors: BadInput with key, value and what is allowed."""
-    tree: Mapping[str, Any] = load_yaml(source) if isinstance(source, Path) else source
-    for assignment in overrides:
-        tree = override(tree, assignment)
+    """A recipe from a YAML file (or its tree), `a.b=c` laid over it. Errors: BadInput with key, value and what is allowed."""
+    tree = translate(load_yaml(source) if isinstance(source, Path) else source)
+    for assignment in overrides:  # each in our own keys first: any spelling overrides any other
+        tree = lay_over(tree, translate(assigned(assignment)), PARTS)
     return from_tree(tree)
 
 
 def from_tree(tree: Mapping[str, Any]) -> Recipe:
+    """A recipe from a tree as YAML gives it. Errors: BadInput."""
     tree = translate(tree)
-    allowed = [*ROOMS, "rl_strategy"]
+    rooms = [*ROOMS, "rl_strategy"]
     for key in tree:
-        if key not in allowed:
-            hint = f"; here it is {FOREIGN[key]}" if key in FOREIGN else ""
-            raise BadInput(f"unknown key {key}{hint}", ", ".join(allowed), "the config")
+        if key not in rooms:
+            raise UnknownKey(key, key, rooms, "the config", hint=elsewhere(key))
     if "model" not in tree:
         raise BadInput("the config has no model", "model: {base_model_path: ...}", "model.base_model_path")
-    parts: dict[str, Any] = {name: _room(cls, tree.get(name), name) for name, cls in ROOMS.items()}
-    body = dict(tree.get("rl_strategy") or {})
-    base = strategy(body.pop("type", "grpo"))
-    parts["rl_strategy"] = _known(lambda: build(type(base), body, "rl_strategy", base))
+    parts: dict[str, Any] = {name: _known(lambda n=name, c=cls: build(c, tree.get(n), n)) for name, cls in ROOMS.items()}
+    body = tree.get("rl_strategy") or {}
+    if not isinstance(body, Mapping):
+        raise BadInput(f"rl_strategy = {body!r}", "a table with type and what differs from it", "rl_strategy")
+    base = strategy(body.get("type", "grpo"))
+    rest = {key: value for key, value in body.items() if key != "type"}
+    parts["rl_strategy"] = _known(lambda: build(type(base), rest, "rl_strategy", base))
     recipe = Recipe(**parts)
     check(recipe)
     return recipe
 
 
 def tree_of(recipe: Recipe) -> dict[str, Any]:
-    """The inverse of `from_tree`: everything resolved, loadable as it is."""
-    tree = to_tree(recipe)
-    same = [name for name, value in ALGORITHMS.items() if value == recipe.rl_strategy]
-    kin = [name for name, value in ALGORITHMS.items() if type(value) is type(recipe.rl_strategy)]
-    tree["rl_strategy"] = {"type": (same or kin)[0], **tree["rl_strategy"]}
+    """The inverse of `from_tree`: everything resolved, loadable as it is. `type` is the vetted point with the most parts in common."""
+    tree, mine = to_tree(recipe), recipe.rl_strategy
+
+    def shared(name: str) -> int:
+        other = ALGORITHMS[name]
+        return sum(getattr(other, f.name) == getattr(mine, f.name) for f in fields(mine)) if type(other) is type(mine) else -1
+
+    tree["rl_strategy"] = {"type": max(ALGORITHMS, key=shared), **tree["rl_strategy"]}
     return tree
 
 
-def _room(cls: type, tree: Any, name: str) -> Any:
-    return _known(lambda: build(cls, tree, name))
-
-
 def _known(make: Callable[[], Any]) -> Any:
-    """An unknown key that another trainer knows is answered with ours."""
+    """An unknown key that another room or another trainer knows is answered with its place here."""
     try:
         return make()
-    except BadInput as problem:
-        key = problem.given.removeprefix("unknown key ").partition(";")[0].rsplit(".", 1)[-1]
-        if problem.given.startswith("unknown key") and key in FOREIGN:
-            raise BadInput(f"{problem.given}; here it is {FOREIGN[key]}", problem.allowed, problem.where) from None
-        raise
+    except UnknownKey as problem:
+        raise problem.with_hint(elsewhere(problem.key)) from None
 
 
-def translate(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Other spellings into ours: simple renames, the filter and the token-efficiency tables, a bare list of rewards."""
-    out = {str(k): v for k, v in tree.items()}
-    if isinstance(out.get("rewards"), list):
-        out["rewards"] = {"terms": out["rewards"]}
-    for old, new in ALIASES.items():
-        room, key = old.split(".", 1)
-        if isinstance(out.get(room), Mapping) and key in out[room]:
-            table = dict(out[room])
-            value, ours = table.pop(key), new.split(".", 1)[1]
-            if ours in table and table[ours] != value:
-                raise BadInput(f"{old} = {value} and {new} = {table[ours]}", "one of the two", new)
-            out[room] = {**table, ours: value}
-    if isinstance(out.get("rl_strategy"), Mapping):
-        out = _seed_tables(out)
-    return out
-
-
-def _seed_tables(out: dict[str, Any]) -> dict[str, Any]:
-    """`filter_mechanism` is the filter part, `token_efficiency_reward` the rewards' length term; `enabled: false` switches either off."""
-    body = dict(out["rl_strategy"])
-    if isinstance(mechanism := body.pop("filter_mechanism", None), Mapping):
-        fields = {"k" if k == "top_k" else k: v for k, v in mechanism.items() if k != "enabled"}
-        body["filter"] = {"top_k": fields} if mechanism.get("enabled", True) else None
-    if isinstance(term := body.pop("token_efficiency_reward", None), Mapping):
-        fields = {k: v for k, v in term.items() if k != "enabled"}
-        rewards = out.get("rewards")
-        change = {"token_efficiency": fields if term.get("enabled", True) else None}
-        out["rewards"] = lay_over(rewards if isinstance(rewards, Mapping) else {}, change)
-    return {**out, "rl_strategy": body}
+def elsewhere(key: str) -> str | None:
+    """Where a key's meaning lives: of another trainer, or one of ours in another room."""
+    own = [f"{room}.{key}" for room, cls in ROOMS.items() if key in known(cls)]
+    own += [f"rl_strategy.{key}" for cls in (PolicyGradient, Supervised) if key in known(cls)][:1]
+    return FOREIGN.get(key) or (" or ".join(own) or None)
 
 
 # --- impossible combinations ------------------------------------------------------------------------------------------------
 
+Bound = Literal[">", ">=", "<", "<="]
+COMPARE: dict[Bound, tuple[str, Callable[[float, float], bool]]] = {
+    ">": ("above", operator.gt),
+    ">=": ("at least", operator.ge),
+    "<": ("below", operator.lt),
+    "<=": ("at most", operator.le),
+}
+POSITIVE: tuple[tuple[Bound, float], ...] = ((">", 0),)
+COUNT: tuple[tuple[Bound, float], ...] = ((">=", 1),)
+NATURAL: tuple[tuple[Bound, float], ...] = ((">=", 0),)
+SHARE: tuple[tuple[Bound, float], ...] = ((">=", 0), ("<=", 1))
+
+LIMITS: dict[str, tuple[tuple[Bound, float], ...]] = {
+    "model.reference_sync_steps": COUNT,
+    "model.lora.r": COUNT,
+    "model.lora.alpha": COUNT,
+    "model.lora.dropout": ((">=", 0), ("<", 1)),
+    "rl_strategy.group_size": COUNT,
+    "rl_strategy.updates_per_rollout": COUNT,
+    "rollout.temperature": POSITIVE,
+    "rollout.top_p": ((">", 0), ("<=", 1)),
+    "rollout.top_k": NATURAL,
+    "rollout.min_p": SHARE,
+    "rollout.max_new_tokens": COUNT,
+    "rollout.samples": NATURAL,
+    "rollout.explain_every": NATURAL,
+    **{f"training.{name}": POSITIVE for name in ("epochs", "lr", "eps", "max_grad_norm", "save_grace_s")},
+    **{
+        f"training.{name}": COUNT
+        for name in ("steps", "prompts_per_step", "batch_size", "per_device_train_batch_size", "grad_accum")
+    },
+    **{f"training.{name}": COUNT for name in ("micro_batch_tokens", "save_steps", "keep_last", "threads", "early_stop")},
+    **{f"training.{name}": NATURAL for name in ("warmup_steps", "weight_decay", "keep_best", "resources.gpus")},
+    "training.betas": ((">=", 0), ("<", 1)),
+    "training.signal_check.prompts": COUNT,
+    "training.signal_check.min_share": SHARE,
+    "training.health.max_bad_steps": COUNT,
+    "training.health.max_skipped_steps": COUNT,
+    "training.dist.master_port": ((">=", 1), ("<=", 65535)),
+}
+
+# settled names whose other values come with later versions: refused, so that nothing is accepted and ignored
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    "rollout.save": ((False,), "false: this version keeps `samples/` only"),
+    "rollout.max_lag": ((0,), "0: this version samples and trains in turn"),
+    "training.resources.gpus": ((None, 0, 1), "null, 0 or 1: this version trains in one process"),
+}
+
+
+def need(ok: bool, given: str, allowed: str, where: str) -> None:
+    """Errors: BadInput unless `ok`."""
+    if not ok:
+        raise BadInput(given, allowed, where)
+
+
+def value_at(recipe: Recipe, path: str) -> Any:
+    """The value at a dotted path; None below what is null or not there."""
+    found: Any = recipe
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
 
 def check(recipe: Recipe) -> None:
     """Errors: BadInput for what cannot work, each in one sentence."""
-    t, a = recipe.training, recipe.rl_strategy
+    for path, bounds in LIMITS.items():
+        value = value_at(recipe, path)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float):
+                fits = all(COMPARE[sign][1](number, bound) for sign, bound in bounds)
+                need(fits, f"{path} = {number}", " and ".join(f"{COMPARE[sign][0]} {bound:g}" for sign, bound in bounds), path)
+    for path, (values, allowed) in ONLY.items():
+        need(value_at(recipe, path) in values, f"{path} = {value_at(recipe, path)}", allowed, path)
+    _check_model(recipe)
+    _check_run(recipe)
+    if isinstance(recipe.rl_strategy, PolicyGradient):
+        _check_strategy(recipe.rl_strategy)
 
-    def need(ok: bool, given: str, allowed: str, where: str) -> None:
-        if not ok:
-            raise BadInput(given, allowed, where)
 
-    norm = t.max_grad_norm
-    need(
-        norm is None or norm > 0,
-        f"training.max_grad_norm = {norm}",
-        "a number above 0, or null for no clipping",
-        "training.max_grad_norm",
-    )
-    for name in ("lr", "steps", "epochs", "prompts_per_step", "batch_size", "per_device_train_batch_size", "grad_accum"):
-        value = getattr(t, name)
-        need(value is None or value > 0, f"training.{name} = {value}", "a number above 0", f"training.{name}")
-    for name in ("micro_batch_tokens", "save_steps", "keep_last"):
-        need(getattr(t, name) > 0, f"training.{name} = {getattr(t, name)}", "a number above 0", f"training.{name}")
-    need(
-        recipe.rollout.temperature > 0,
-        f"rollout.temperature = {recipe.rollout.temperature}",
-        "a number above 0",
-        "rollout.temperature",
-    )
-    need(
-        recipe.rollout.max_new_tokens > 0,
-        f"rollout.max_new_tokens = {recipe.rollout.max_new_tokens}",
-        "1 or more",
-        "rollout.max_new_tokens",
-    )
+def _check_model(recipe: Recipe) -> None:
     m = recipe.model
     need(
-        m.reference_model_freeze or bool(m.reference_sync_steps),
+        bool(m.base_model_path.strip()),
+        "model.base_model_path is empty",
+        "a folder, a catalogue name or a hub id",
+        "model.base_model_path",
+    )
+    need(
+        m.reference_model_freeze or m.reference_sync_steps is not None,
         "model.reference_model_freeze is false without model.reference_sync_steps",
         "reference_sync_steps: how often the reference becomes a copy of the policy",
         "model.reference_sync_steps",
     )
     if m.lora is not None:
-        need(m.lora.r > 0, f"model.lora.r = {m.lora.r}", "1 or more", "model.lora.r")
-    if isinstance(a, PolicyGradient):
-        _check_strategy(a, need)
+        where = "model.lora.target_modules"
+        need(len(m.lora.target_modules) > 0, f"{where} is empty", "all-linear, or names of linear layers", where)
+
+
+def _check_run(recipe: Recipe) -> None:
+    t, r, e = recipe.training, recipe.rollout, recipe.evaluation
+    need(r.engine in ENGINES, f"rollout.engine = {r.engine}", f"one of {', '.join(ENGINES)}", "rollout.engine")
+    known_device = re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", t.device) is not None
+    need(known_device, f"training.device = {t.device}", "auto, cpu, mps, cuda or cuda:0, cuda:1, …", "training.device")
+    need(
+        t.resources.gpus is None or t.device == "auto" or (t.resources.gpus > 0) == t.device.startswith("cuda"),
+        f"training.resources.gpus = {t.resources.gpus} and training.device = {t.device}",
+        "one of the two, or both of one mind",
+        "training.device",
+    )
+    need(
+        t.early_stop is None or e.every > 0,
+        "training.early_stop is set and nothing is evaluated during training",
+        "evaluation.every: 1 or more",
+        "evaluation.every",
+    )
     need(len(recipe.rewards.terms) > 0, "rewards.terms is empty", "at least one reward", "rewards.terms")
 
 
-def _check_strategy(a: PolicyGradient, need: Callable[[bool, str, str, str], None]) -> None:
+def _check_strategy(a: PolicyGradient) -> None:
     g = a.group_size
     relative = isinstance(a.advantage, (GroupNorm, LeaveOneOut))
     need(
@@ -273,19 +259,15 @@ def _check_strategy(a: PolicyGradient, need: Callable[[bool, str, str, str], Non
         "2 or more: one answer has nothing to be compared with",
         "rl_strategy.group_size",
     )
-    need(
-        a.updates_per_rollout >= 1,
-        f"rl_strategy.updates_per_rollout = {a.updates_per_rollout}",
-        "1 or more",
-        "rl_strategy.updates_per_rollout",
-    )
     if isinstance(a.filter, TopK):
-        need(
-            2 <= a.filter.k <= g,
-            f"rl_strategy.filter.top_k.k = {a.filter.k}",
-            f"2 to the group size ({g})",
-            "rl_strategy.filter.top_k.k",
-        )
+        where = "rl_strategy.filter.top_k"
+        need(2 <= a.filter.k <= g, f"{where}.k = {a.filter.k}", f"2 to the group size ({g})", f"{where}.k")
+        try:
+            found = callable(metric_of(a.filter.metric))
+        except (ImportError, AttributeError, ValueError):
+            found = False
+        given = f"{where}.metric = {a.filter.metric}"
+        need(found, given, f"one of {', '.join(FILTER_METRICS)}, or package.module:function", f"{where}.metric")
     need(a.value is None, "rl_strategy.value asks for a critic, which this version does not train", "null", "rl_strategy.value")
     need(
         not isinstance(a.advantage, GAE),
@@ -311,6 +293,7 @@ class Plan:
     ranks: int
     steps: int
     updates: int
+    tokens_per_step: int | None
     lr: float
     passes: tuple[str, ...]
     graph: str
@@ -318,11 +301,13 @@ class Plan:
 
     def lines(self) -> list[str]:
         """What is printed before the run."""
+        sampled = [] if self.tokens_per_step is None else [f"sampled tokens a step: at most {self.tokens_per_step:,}"]
         return [
             f"plan: {self.steps} steps of {self.prompts_per_step} prompts x {self.group_size} = "
             f"{self.prompts_per_step * self.group_size} sequences, {self.updates} updates of {self.batch_size} "
             f"({self.per_device_train_batch_size} x {self.grad_accum} x {self.ranks} ranks), lr {self.lr:g}",
             f"graph: {self.graph}",
+            *sampled,
             f"forward passes a step: {', '.join(self.passes)}",
             *(f"warning: {w}" for w in self.warnings),
         ]
@@ -341,6 +326,10 @@ def plan(recipe: Recipe, prompts: int, ranks: int = 1) -> Plan:
     by_epochs = math.ceil(t.epochs * prompts / per_step) if t.epochs is not None else None
     candidates = [n for n in (t.steps, by_epochs) if n is not None]
     steps = min(candidates) if candidates else max(1, prompts // per_step)
+    updates = steps * a.updates_per_rollout
+    short = [
+        f"training.warmup_steps {t.warmup_steps} is not below the {updates} updates: the learning rate never reaches training.lr"
+    ]
     return Plan(
         prompts=prompts,
         prompts_per_step=per_step,
@@ -350,11 +339,12 @@ def plan(recipe: Recipe, prompts: int, ranks: int = 1) -> Plan:
         grad_accum=accumulate,
         ranks=ranks,
         steps=steps,
-        updates=steps * a.updates_per_rollout,
+        updates=updates,
+        tokens_per_step=None if a.supervised else per_step * a.group_size * recipe.rollout.max_new_tokens,
         lr=t.lr if t.lr is not None else (3e-5 if recipe.model.lora is not None else 1e-6),
         passes=passes(recipe),
         graph=graph(a),
-        warnings=tuple(warnings(recipe)),
+        warnings=(*warnings(recipe), *(short if t.warmup_steps >= updates else [])),
     )
 
 
@@ -416,6 +406,18 @@ def warnings(recipe: Recipe) -> list[str]:
     a, found = recipe.rl_strategy, []
     if not isinstance(a, PolicyGradient):
         return found
+    if recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0 or recipe.rollout.min_p > 0:
+        found.append("top_p, top_k and min_p make the sampled distribution another than the policy that is updated")
+    if recipe.model.lora is not None and recipe.model.lora.dropout > 0:
+        found.append("lora.dropout is switched off: with it two forwards of the same weights disagree")
+    if recipe.model.reference_sync_steps is not None and (recipe.model.reference_model_freeze or not a.needs_reference):
+        why = "the reference is frozen" if recipe.model.reference_model_freeze else "nothing reads the reference (kl.coef)"
+        found.append(f"model.reference_sync_steps does nothing: {why}")
+    return found + _strategy_warnings(a)
+
+
+def _strategy_warnings(a: PolicyGradient) -> list[str]:
+    found = []
     if isinstance(a.filter, TopK):
         retained = isinstance(a.advantage, GroupNorm) and a.advantage.baseline == "retained"
         if a.filter.follows_reward() and retained:
@@ -427,8 +429,35 @@ def warnings(recipe: Recipe) -> list[str]:
             found.append("the filter keeps every completion: this is the algorithm without a filter")
     if isinstance(a.advantage, (GAE, ReturnToGo)) and isinstance(a.advantage.gamma, float) and a.advantage.gamma < 1:
         found.append(f"gamma {a.advantage.gamma} discounts a terminal reward to {a.advantage.gamma**500:.4f} after 500 tokens")
-    if recipe.rollout.top_p < 1 or recipe.rollout.top_k > 0 or recipe.rollout.min_p > 0:
-        found.append("top_p, top_k and min_p make the sampled distribution another than the policy that is updated")
-    if recipe.model.lora is not None and recipe.model.lora.dropout > 0:
-        found.append("lora.dropout is switched off: with it two forwards of the same weights disagree")
+    coef = a.entropy.coef if a.entropy is not None else 0.0
+    if isinstance(coef, float) and not 0 <= coef <= 0.01:
+        effect = "rewards certainty: the policy collapses" if coef < 0 else "pulls towards noise; 0.001 is usual"
+        found.append(f"entropy.coef {coef:g} {effect}")
     return found
+
+
+def device_of(recipe: Recipe) -> str:
+    """`training.device`, where `training.resources.gpus` does not decide it: 0 = the CPU, 1 = a GPU."""
+    gpus, device = recipe.training.resources.gpus, recipe.training.device
+    return device if gpus is None or device != "auto" else ("cuda" if gpus else "cpu")
+
+
+def memory(recipe: Recipe, planned: Plan) -> str:
+    """One sentence on memory, for a model that is on this machine (loads torch)."""
+    import torch
+
+    from policyloop.models.foresee import memory_line
+    from policyloop.models.policy import choose_precision
+
+    device = device_of(recipe)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    a, rows = recipe.rl_strategy, 0 if recipe.rl_strategy.supervised else min(64, planned.prompts_per_step * planned.group_size)
+    return memory_line(
+        recipe.model,
+        choose_precision(recipe.training.precision, device),
+        device,
+        recipe.training.micro_batch_tokens,
+        rows,
+        recipe.rollout.max_new_tokens,
+        a.needs_reference,
+    )

@@ -46,7 +46,7 @@ from policyloop.models.catalogue import resolve
 from policyloop.models.policy import PolicyModel, load_policy
 from policyloop.models.template import Renderer, load_renderer
 from policyloop.monitor.trackers import open_trackers
-from policyloop.recipe import Plan, Recipe, plan, tree_of
+from policyloop.recipe import Plan, Recipe, device_of, plan, tree_of
 from policyloop.rewards.scorer import Scorer
 from policyloop.rollout.cursor import Draw
 from policyloop.rollout.source import RolloutSource, Source
@@ -113,7 +113,7 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     policy = load_policy(
         recipe.model,
         settings.precision,
-        settings.device,
+        device_of(recipe),
         settings.seed,
         supervised=recipe.rl_strategy.supervised,
         micro_batch_tokens=settings.micro_batch_tokens,

@@ -37,7 +37,7 @@ def show(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: a.b=c. May be repeated.")] = None,
 ) -> None:
     """The resolved tree: every key, every default."""
-    from policyloop.recipe import load, tree_of
+    from policyloop.recipe import load, memory, tree_of
     from policyloop.recipe import plan as foresee
 
     recipe = load(config, set_ or [])
@@ -46,4 +46,5 @@ def show(
         from policyloop.tasks import load_task
 
         task = load_task(recipe.data, recipe.training.seed)
-        print("\n".join(["", *foresee(recipe, len(task.train())).lines(), *(f"data: {note}" for note in task.notes)]))
+        planned = foresee(recipe, len(task.train()))
+        print("\n".join(["", *planned.lines(), memory(recipe, planned), *(f"data: {note}" for note in task.notes)]))

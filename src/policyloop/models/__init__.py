@@ -26,8 +26,8 @@ class LoraSettings:
 class ModelSettings:
     """base_model_path: a folder, a catalogue name (`smollm2-135m-instruct`, `tiny`) or a hub id.
 
-    reference_model_freeze: true keeps the KL anchor as it was at the start; false copies the policy into it every
-    `reference_sync_steps` steps. lora: null = full fine-tuning. gradient_checkpointing: auto = only when memory asks.
+    reference_model_freeze: true keeps the KL anchor as it was at the start; false lets it follow the policy.
+    reference_sync_steps: steps between the copies of a reference that follows. lora: null = full fine-tuning. gradient_checkpointing: auto = only when memory asks.
     template: null = the model's own chat template, `plain` = text as it is (base models).
     """
 

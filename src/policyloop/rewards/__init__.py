@@ -157,9 +157,9 @@ Term = Correct | Math | Format | Stop | Function | Given
 class TokenEfficiency:
     """Penalty for length beyond a share of the budget (ALGORITHMS §14.3): -weight · clip((len/budget - threshold)/(1 - threshold), 0, 1).
 
-    length_ratio_threshold 1 disables. length_budget: tokens, null = rollout.max_new_tokens. only_if_correct: wrong answers are not
+    length_ratio_threshold: share of the budget that costs nothing; 1 disables. length_budget: tokens, null = rollout.max_new_tokens. only_if_correct: wrong answers are not
     touched, so that an all-wrong group gets no phantom signal. action: `drop` leaves such completions unscored instead.
-    weight must stay below the gap between right and wrong, so that a long right answer still beats a short wrong one.
+    weight: largest penalty; it must stay below the gap between right and wrong, so that a long right answer still beats a short wrong one.
     """
 
     length_ratio_threshold: float = 0.7
@@ -182,7 +182,11 @@ class TokenEfficiency:
 
 @settings
 class RangeControl:
-    """mode clip: into [low, high]; running_z: (R - mean) / std of all rewards of earlier steps (the first step stays raw); tanh."""
+    """What is done to rewards out of range.
+
+    mode: clip (into [low, high]), running_z ((R - mean) / std of all rewards of earlier steps; the first step stays raw) or tanh.
+    low, high: the range; outside it is counted.
+    """
 
     mode: Literal["clip", "running_z", "tanh"] = "clip"
     low: float = -1.0
@@ -195,7 +199,8 @@ class RangeControl:
 @settings
 class RewardsSettings:
     """terms: the rewards. combine: sum (Σ w·r), normalize_then_sum (z-score each inside the group first, GDPO), conditional (Σ w·r where
-    the first term reaches gate_threshold, else gate_fail; weight 0 makes it a pure gate). range_control, token_efficiency: null = off.
+    the first term reaches the gate; weight 0 makes it a pure gate). gate_threshold: what the first term must reach. gate_fail: the
+    reward where it does not. range_control, token_efficiency: null = off.
     metric: the reward whose raw value is the outcome that filters and pass rates read; null = the task's verdict, or the first reward
     where the task judges nothing. Above 0 counts as right."""
 

@@ -16,12 +16,12 @@ from policyloop.types import settings
 class RolloutSettings:
     """How training samples.
 
-    engine: a row of ENGINES (`builtin`, `scripted`); engine_options: that engine's own options.
+    engine: a row of ENGINES (`builtin`, `scripted`). engine_options: that engine's own options.
     dtype: number format of the engine's copy of the weights; `auto` follows `training.precision`.
     temperature, top_p, top_k, min_p: sampling; keep the last three off in training, else the sampled distribution is not the policy's.
     max_new_tokens: limit per completion, in tokens. stop: extra stop strings.
-    max_lag: policy versions a completion may be behind (0 = synchronous).
-    save: keep every completion as Parquet in the journal's columns, so that it can be trained on again.
+    max_lag: policy versions a completion may be behind; this version knows 0 only.
+    save: keep every completion, so that it can be trained on again; this version knows false only.
     samples: write `samples/` (completions with reward components) at every n-th step; 0 = never.
     explain_every: at every n-th step the first group's log-probs after the update are stored as well (the report's group picture).
     """

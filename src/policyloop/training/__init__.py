@@ -13,7 +13,10 @@ from policyloop.types import settings
 
 @settings
 class SignalCheckSettings:
-    """Before the first update: sample `prompts` groups and stop when fewer than `min_share` of them have any signal."""
+    """Before the first update: sample some groups and stop when too few of them have any signal.
+
+    prompts: groups to sample. min_share: share of them that must have signal.
+    """
 
     prompts: int = 32
     min_share: float = 0.05
@@ -44,7 +47,7 @@ class HealthSettings:
 
 @settings
 class ResourceSettings:
-    """gpus: how many the job asks for (None = all that are visible)."""
+    """gpus: how many the job asks for; null = as `training.device` says, 0 = the CPU, 1 = one GPU."""
 
     gpus: int | None = None
 
@@ -62,14 +65,15 @@ class TrainingSettings:
 
     steps / epochs: whichever ends first. prompts_per_step: prompts of one rollout. batch_size: sequences per optimizer step =
     prompts_per_step × group_size / updates_per_rollout = per_device_train_batch_size × grad_accum × ranks; give any, the plan
-    derives the rest. micro_batch_tokens: tokens of one forward (halved for good when memory runs out).
-    lr: None = 3e-5 with LoRA, 1e-6 for full fine-tuning. lr_schedule over the planned updates after warmup_steps updates.
+    derives the rest. per_device_train_batch_size, grad_accum: how it is put together. micro_batch_tokens: tokens of one forward (halved for good when memory runs out).
+    lr: null = 3e-5 with LoRA, 1e-6 for full fine-tuning. lr_schedule: its course over the planned updates after the warm-up.
+    warmup_steps: updates in which the learning rate rises from 0.
     betas, eps, weight_decay: AdamW. max_grad_norm: clip, null = off.
     precision: auto = bf16 where the chip does it fast, else fp16 with scaler on CUDA, else fp32; log-probs and losses always fp32.
     save_steps: steps between checkpoints (the last step is always saved). keep_last, keep_best: retention.
     async_save: write in the background (snapshot first, one in flight). second_destination: a folder that gets a copy of each.
     save_grace_s: seconds within which a SIGTERM'd run has saved and left. seed: of data order and sampling.
-    threads: CPU threads (None = all cores); bit-for-bit resume needs the same number.
+    threads: CPU threads (null = all cores); bit-for-bit resume needs the same number.
     early_stop: evaluations without a new best before the run stops; null = never. device: auto, cpu, cuda.
     """
 
