@@ -36,8 +36,8 @@ test-min:  ## the unit tests at the lower bounds of every dependency
 check: lint types imports
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks scripts tools
-	$(BIN)/ruff format --check src tests benchmarks scripts tools
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
 
 types: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python

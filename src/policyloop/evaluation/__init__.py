@@ -20,7 +20,8 @@ class EvaluationSettings:
     """Held-out evaluation during training and by the verbs.
 
     every: steps between evaluations during training, 0 = none. prompts: how many held-out prompts.
-    metric, better: the figure that alone decides "best" (retention, early stop, `run://NAME@best`): one of FIGURES, or pass_at_K.
+    metric, better: the figure that alone decides "best" (retention, early stop, `run://NAME@best`): accuracy, accuracy_low, length_mean,
+    length_p50, length_p95, truncated_frac, tokens_per_correct, or pass_at_K where samples allow it.
     max_new_tokens: null = rollout.max_new_tokens. temperature: 0 = greedy. samples: answers per prompt (pass@k when above 1).
     seed: of held-out texts and of sampling.
     """

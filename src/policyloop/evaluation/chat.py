@@ -31,15 +31,16 @@ def converse(
         for line in [question] if question is not None else _lines():
             for talk in talks:
                 label = f"[{talk.model.version}] " if len(talks) > 1 else ""
+                print(label, end="", flush=True)
                 try:
-                    print(label, end="", flush=True)
                     remark = talk.ask(line, lambda text: print(text, end="", flush=True))
-                    print(flush=True)
                 except Problem as problem:
                     if question is not None:
                         raise
                     remark = str(problem)
-                if live or remark.startswith("cut off"):
+                finally:
+                    print(flush=True)
+                if live or "tokens in" not in remark:
                     print(f"({remark})", file=sys.stderr, flush=True)
 
 
