@@ -8,7 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-ASKED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+EXTRAS = PROJECT["optional-dependencies"]
+INSTALLED = ("serve", "curate", "quant", "dev")  # the extras that the tests run with
+ASKED = [*PROJECT["dependencies"], *(r for extra in INSTALLED for r in EXTRAS[extra] if not r.startswith("policyloop["))]
 
 
 def name(requirement: str) -> str:
@@ -25,6 +27,10 @@ def test_every_dependency_has_a_lower_bound_and_the_second_lock_is_made_of_them(
     bounds = {name(r): re.search(r">=([\d.]+)", r) for r in ASKED}
     assert all(bounds.values())
     assert pinned("constraints-min.txt") == {n: m[1] for n, m in bounds.items() if m}
+
+
+def test_the_development_install_brings_the_extras_that_the_tests_need() -> None:
+    assert f"policyloop[{','.join(INSTALLED[:-1])}]" in EXTRAS["dev"]
 
 
 def test_the_lock_holds_every_dependency_within_its_bounds() -> None:
