@@ -28,38 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from policyloop.errors import StoreError
+from policyloop.store.durable import fsync_folder, write_durably
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make a rename or a new name in `folder` survive a power cut (obstore and Python leave this out)."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write and fsync one file; the name itself is durable once its folder is fsynced."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def replace_durably(path: Path, data: bytes) -> None:
-    """Replace a small file as one step: readers see the old or the new bytes, never a mixture."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write_durably(fresh, data)
-    os.replace(fresh, path)
-    fsync_folder(path.parent)
 
 
 @dataclass(frozen=True, slots=True)

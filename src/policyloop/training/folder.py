@@ -24,7 +24,7 @@ from typing import IO, Any
 import yaml
 
 from policyloop.errors import BadInput, Conflict
-from policyloop.training.checkpoint import fsync_folder, replace_durably
+from policyloop.store.durable import fsync_folder, replace_durably
 
 
 class RunFolder:
