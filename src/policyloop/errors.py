@@ -52,6 +52,12 @@ class Denied(Problem):
     exit_code, http_status = Exit.BAD_INPUT, 403
 
 
+class Unauthenticated(Denied):
+    """Nobody known is asking: no key where one is needed, or one that is in no file."""
+
+    http_status = 401
+
+
 class Conflict(Problem):
     http_status = 409
 
@@ -60,11 +66,23 @@ class StaleVersion(Conflict):
     """Weights older or other than the ones already published were offered."""
 
 
-class Overloaded(Problem):
+class _Later(Problem):
+    """`retry_after_s`: when asking again makes sense, as computed; None = not known."""
+
+    def __init__(self, given: str, allowed: str = "", where: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(given, allowed, where)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(_Later):
+    """Too much is asked of us."""
+
     http_status = 429
 
 
-class Unavailable(Problem):
+class Unavailable(_Later):
+    """Nobody is there to do it."""
+
     http_status = 503
 
 

@@ -85,7 +85,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `n` completions per prompt."""
+    """How to sample. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `n` completions per prompt.
+    `ignore_eos`: the model's own stop ids do not end an answer (measuring at a fixed length)."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -97,6 +98,7 @@ class SamplingParams:
     seed: int = 0
     n: int = 1
     logprobs: bool = True
+    ignore_eos: bool = False
 
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error"]

@@ -109,7 +109,7 @@ class BuiltinEngine:
         check(p)
         self._check_prompt(ids, 1)
         samples = range(request.first_sample, request.first_sample + p.n)
-        stop = frozenset((*self.renderer.stop_ids, *p.stop_ids))
+        stop = frozenset((*(() if p.ignore_eos else self.renderer.stop_ids), *p.stop_ids))
         limit = min(p.max_new_tokens, self.context - len(ids))
 
         def text() -> StopText | None:

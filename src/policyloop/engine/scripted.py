@@ -129,7 +129,7 @@ class ScriptedEngine:
             raise BadInput("the prompt is empty", "at least one token", "the prompt")
         self.requests.append(request)
         p = request.params
-        stop = frozenset((*self.renderer.stop_ids, *p.stop_ids))
+        stop = frozenset((*(() if p.ignore_eos else self.renderer.stop_ids), *p.stop_ids))
         return [
             Row(request, s, np.uint64(0), p.max_new_tokens, stop, StopText(self.renderer.stream(), p.stop), show, self.version)
             for s in range(request.first_sample, request.first_sample + p.n)

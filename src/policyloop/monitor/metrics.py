@@ -1,4 +1,4 @@
-"""Every metric of a training run: name -> kind, unit, help. metrics.jsonl, docs, guards and dashboards read this one table.
+"""Every metric: name -> kind, unit, help, labels. metrics.jsonl, /metrics, docs, guards and dashboards read these tables and no other.
 
 Key `a/b` in metrics.jsonl is `policyloop_train_a_b` for Prometheus. A `*` stands for a name from the config (a reward, a filter).
 
@@ -16,9 +16,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     unit: str
     help: str
+    labels: tuple[str, ...] = ()
 
 
 def _gauge(unit: str, help: str) -> Metric:
@@ -119,3 +120,53 @@ def describe(key: str) -> Metric | None:
 def prometheus_name(key: str) -> str:
     """`a/b` -> `policyloop_train_a_b`."""
     return "policyloop_train_" + "".join(c if c.isalnum() else "_" for c in key)
+
+
+# --- services: names as they stand behind `policyloop_` at /metrics --------------------------------------------------------------
+
+LATENCY_EDGES_S = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+)  # 0.2 and 0.5: the usual promises
+
+SERVING: dict[str, Metric] = {
+    "requests_total": Metric("counter", "requests", "answered requests", ("route", "code", "version")),
+    "requests_running": _gauge("answers", "answers being generated now"),
+    "requests_waiting": _gauge("answers", "answers waiting for a place in the batch"),
+    "requests_refused_total": Metric("counter", "requests", "requests refused before any work was done", ("reason",)),
+    "answers_total": Metric(
+        "counter", "answers", "finished answers by what ended them, those of clients that left included", ("reason",)
+    ),
+    "request_duration_seconds": Metric(
+        "histogram", "seconds", "from the request's arrival to the last byte of its answer", ("route",)
+    ),
+    "time_to_first_token_seconds": Metric("histogram", "seconds", "from the request's arrival to its first text", ("route",)),
+    "time_per_output_token_seconds": Metric(
+        "histogram", "seconds", "mean time between the tokens of one answer after its first", ("route",)
+    ),
+    "prompt_tokens_total": Metric("counter", "tokens", "prompt tokens of answered requests", ("version",)),
+    "generated_tokens_total": Metric("counter", "tokens", "generated tokens, those of clients that left included", ("version",)),
+    "prefix_tokens_total": Metric("counter", "tokens", "prompt tokens whose keys and values were found in the prefix cache"),
+    "kv_cache_usage_ratio": _gauge("ratio", "share of the token budget that is taken"),
+    "heartbeat_age_seconds": _gauge("seconds", "since the generation loop last moved"),
+    "weight_swaps_total": Metric("counter", "swaps", "changes of weights while serving", ("version",)),
+}
+
+
+def service_name(name: str) -> str:
+    """`requests_total` -> `policyloop_requests_total`."""
+    return f"policyloop_{name}"
