@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
+from policyloop import stats
 from policyloop.stats import (
     Z95,
     cluster_bootstrap,
@@ -202,3 +203,46 @@ def test_the_promised_power_is_reached() -> None:
     difference = (draws[:, 2] - draws[:, 0]) / n
     spread = np.sqrt(((draws[:, 2] + draws[:, 0]) / n - difference**2) / n)
     assert np.mean(difference - Z95 * spread > 0) == pytest.approx(0.8, abs=0.03)
+
+
+# --- valid at every moment --------------------------------------------------------------------------------------------------
+
+
+def test_evidence_is_the_likelihood_ratio_of_the_definition() -> None:
+    """By numerical integration of the beta(1/2, 1/2) mixture and a grid over the excluded means."""
+    stable, candidate, margin = stats.Arm(20, 18), stats.Arm(12, 5), 0.1
+
+    def mixture(arm: stats.Arm) -> float:
+        t = (np.arange(200_000) + 0.5) / 200_000 * np.pi / 2  # p = sin² t turns the arcsine density into a constant one
+        p = np.sin(t) ** 2
+        return float(np.mean(p**arm.total * (1 - p) ** (arm.n - arm.total)))
+
+    p = np.linspace(margin, 1, 20_001)
+    excluded = p**18 * (1 - p) ** 2 * (p - margin) ** 5 * (1 - (p - margin)) ** 7
+    expected = np.log(mixture(stable) * mixture(candidate) / excluded.max())
+    assert stats.log_evidence(stable, candidate, margin, "worse") == pytest.approx(expected, abs=1e-3)
+
+
+def test_no_evidence_without_data_and_little_where_the_excluded_side_fits_best() -> None:
+    assert stats.log_evidence(stats.Arm(), stats.Arm(5, 5), 0.0, "worse") == 0
+    assert stats.log_evidence(stats.Arm(50, 40), stats.Arm(50, 45), 0.0, "worse") < 0
+
+
+def test_equal_arms_are_rarely_told_apart_however_often_one_looks() -> None:
+    rng, crossed = np.random.default_rng(0), 0
+    for _ in range(150):
+        a = b = stats.Arm()
+        for _ in range(60):
+            a, b = a + stats.Arm(5, float(rng.binomial(5, 0.7))), b + stats.Arm(5, float(rng.binomial(5, 0.7)))
+            if stats.log_evidence(a, b, 0.0, "worse") > np.log(20):
+                crossed += 1
+                break
+    assert crossed <= 13  # at most 5 % of 150 expected; 14 or more has probability 0.02
+
+
+def test_the_interval_at_all_times_holds_the_estimate_and_shrinks() -> None:
+    narrow = stats.difference_sequence(stats.Arm(2000, 1800), stats.Arm(2000, 1690))
+    wide = stats.difference_sequence(stats.Arm(20, 18), stats.Arm(20, 17))
+    assert wide.low < narrow.low < -0.055 < narrow.high < wide.high and narrow.high < 0
+    assert narrow.value == pytest.approx(-0.055)
+    assert stats.difference_sequence(stats.Arm(), stats.Arm(3, 3)).low == -1.0

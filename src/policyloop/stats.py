@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from scipy import stats as sp
 Z95 = 1.959963984540054
 ALPHA = 0.05
 Clusters = Sequence[Hashable] | None
+Claim = Literal["worse", "not_worse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +205,96 @@ def items_to_decide(distance: float, half_width: float, n: int, power: float = 0
         return None
     widths = (Z95 + float(sp.norm.ppf(power))) / Z95
     return math.ceil(n * (widths * half_width / abs(distance)) ** 2)
+
+
+# --- valid at every moment --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What one side of a running comparison has shown: `n` independent outcomes in [0, 1] and their sum. Arms add up."""
+
+    n: float = 0.0
+    total: float = 0.0
+
+    def __add__(self, other: Arm) -> Arm:
+        return Arm(self.n + other.n, self.total + other.total)
+
+    def and_one(self, outcome: float) -> Arm:
+        return Arm(self.n + 1, self.total + min(1.0, max(0.0, outcome)))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.n if self.n else math.nan
+
+
+def _log_chance(arm: Arm, p: float) -> float:
+    """log p^S (1-p)^(n-S)."""
+    return _times_log(arm.total, p) + _times_log(arm.n - arm.total, 1 - p)
+
+
+def _times_log(count: float, p: float) -> float:
+    """count log p, 0 for no count: also at p = 0."""
+    return 0.0 if count == 0 else count * math.log(p) if p > 0 else -math.inf
+
+
+def _log_mixture(arm: Arm) -> float:
+    """The same averaged over Beta(1/2, 1/2): what a bettor who knows nothing would have reached."""
+    good, bad = arm.total + 0.5, arm.n - arm.total + 0.5
+    return math.lgamma(good) + math.lgamma(bad) - math.lgamma(arm.n + 1) - math.log(math.pi)
+
+
+def log_evidence(stable: Arm, candidate: Arm, margin: float, claim: Claim) -> float:
+    """log e-value for "the candidate is worse by more than `margin`" (`worse`), or for its opposite (`not_worse`), read at any time, as
+    often as one likes: if the claim is false it ever reaches log(1/alpha) with probability at most alpha.
+
+    The betting martingale is the likelihood ratio of a beta mixture against a pair of means, the smallest one over all pairs the
+    claim excludes (Robbins 1970; Howard et al. 2021, "sub-Bernoulli"). Exact for 0/1 outcomes; for others in [0, 1] it is a
+    supermartingale, since x -> a^x b^(1-x) is convex. Only counts and sums enter: replicas add theirs.
+    """
+    if not stable.n or not candidate.n:
+        return 0.0
+    excluded_holds = (candidate.mean >= stable.mean - margin) == (claim == "worse")
+    best = _log_chance(stable, stable.mean) + _log_chance(candidate, candidate.mean)
+    if not excluded_holds:  # then the nearest excluded pair lies on the border p_candidate = p_stable - margin
+        best = _border_chance(stable, candidate, margin)
+    return _log_mixture(stable) + _log_mixture(candidate) - best
+
+
+def _border_chance(stable: Arm, candidate: Arm, margin: float) -> float:
+    """Largest log-likelihood of both arms over pairs of means exactly `margin` apart; concave along that line."""
+    low, high = max(0.0, margin), min(1.0, 1.0 + margin)
+
+    def loss(p: float) -> float:
+        return -(_log_chance(stable, p) + _log_chance(candidate, min(1.0, max(0.0, p - margin))))
+
+    if high - low < 1e-12:
+        return -loss(low)
+    ratio, a, b = (math.sqrt(5) - 1) / 2, low, high
+    c, d = b - ratio * (b - a), a + ratio * (b - a)
+    at_c, at_d = loss(c), loss(d)
+    for _ in range(40):  # golden section
+        if at_c < at_d:
+            b, d, at_d = d, c, at_c
+            c = b - ratio * (b - a)
+            at_c = loss(c)
+        else:
+            a, c, at_c = c, d, at_d
+            d = a + ratio * (b - a)
+            at_d = loss(d)
+    return -min(at_c, at_d, loss(low), loss(high))
+
+
+def difference_sequence(stable: Arm, candidate: Arm, alpha: float = ALPHA) -> Interval:
+    """candidate - stable with an interval that holds at all times together with probability 1 - alpha (each end alpha / 2)."""
+    if not stable.n or not candidate.n:
+        return Interval(math.nan, -1.0, 1.0)
+    value, bound, edge = candidate.mean - stable.mean, math.log(2 / alpha), 1 - 1e-9
+
+    def end(claim: Claim, outer: float) -> float:
+        def off(gap: float) -> float:
+            return log_evidence(stable, candidate, -gap, claim) - bound
+
+        return outer if off(outer * edge) < 0 else float(np.asarray(optimize.brentq(off, value, outer * edge, xtol=1e-6)))
+
+    return Interval(value, end("not_worse", -1.0), end("worse", 1.0))
