@@ -46,7 +46,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/policyloop bench train
 
 clean:
 	rm -rf $(VENV) .venv-min .pytest_cache .ruff_cache runs

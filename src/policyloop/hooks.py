@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import statistics
 import sys
@@ -26,6 +25,7 @@ import torch
 
 from policyloop.engine import Weights
 from policyloop.loop import Step, Stop
+from policyloop.models.memory import peak_rss_bytes
 from policyloop.monitor.guards import check
 from policyloop.rollout.batch import to_batch
 from policyloop.rollout.source import Source
@@ -158,7 +158,7 @@ class Metrics:
         step.metrics.update(group_metrics(step.groups, step.progress))
         generated = step.metrics["tokens/generated"]
         step.metrics["tokens/ratio"] = step.metrics.get("tokens/trained", 0.0) / max(1.0, generated)
-        step.metrics["sys/peak_rss_bytes"] = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        step.metrics["sys/peak_rss_bytes"] = float(peak_rss_bytes())
         step.metrics["sys/threads"] = float(torch.get_num_threads())
         self.folder.metrics(dict(sorted(step.metrics.items())))
         self.log(step.metrics, step.progress.step)

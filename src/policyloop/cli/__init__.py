@@ -6,6 +6,7 @@ In: argv. Out: an exit code (errors.Exit). Only this room and `api` translate a 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,13 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         {
             "pull": ("models:pull", "Fetch a catalogue model, check it, convert it once."),
             "list": ("models:list_models", "What there is and what is here."),
+        },
+    ),
+    "bench": (
+        "Measure this machine.",
+        {
+            "rollout": ("bench:rollout", "Sampling: tokens per second, time over the floor."),
+            "train": ("bench:train", "A whole step: rollout, update, publish."),
         },
     ),
     "reward": ("Rewards.", {"try": ("reward:try_rewards", "Score rows with gold, empty, shuffled and wrong answers.")}),
@@ -112,7 +120,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if sys.platform == "win32":
         print("policyloop runs on Linux and macOS; on Windows use WSL2 (docs/install.md)", file=sys.stderr)
         sys.exit(Exit.BAD_INPUT)
+    _quiet()
     sys.exit(_run(app(), flags_alike(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _quiet() -> None:
+    """torchao, where it is installed, tells of CUDA kernels it could not load whenever transformers looks for it."""
+    os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    logging.getLogger("torchao").setLevel(logging.ERROR)
 
 
 def _run(command: Any, arguments: list[str]) -> int:

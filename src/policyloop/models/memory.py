@@ -63,3 +63,12 @@ def available_bytes(device: str) -> int:
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
         free = min(free, int(text) - int(used.read_text()))
     return max(0, free)
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held so far."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
