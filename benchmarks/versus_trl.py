@@ -112,7 +112,12 @@ class Side:
         log = open(Path(tempfile.gettempdir()) / f"versus-trl-{name}.log", "w")  # noqa: SIM115  (the process writes to it as long as it lives)
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, *argv, "--side", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=env
+            [sys.executable, __file__, *argv, "--side", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=env,
         )
 
     def step(self) -> dict[str, float]:

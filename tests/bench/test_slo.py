@@ -32,5 +32,5 @@ def test_from_yaml(tmp_path: Path) -> None:
 def test_a_limit_that_says_nothing_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "slo.yaml"
     path.write_text(text)
-    with pytest.raises(BadInput, match="samples_per_s|least"):
+    with pytest.raises(BadInput, match=r"samples_per_s|least"):
         load_slo(path)
