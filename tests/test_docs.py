@@ -135,7 +135,7 @@ def composition(value: Any) -> str:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithm_row_is_the_code_s(name: str) -> None:
-    assert table_row(page("algorithms.md"), name) == f"| `{name}` | {composition(ALGORITHMS[name])} |"
+    assert table_row(section(page("algorithms.md"), "The table"), name) == f"| `{name}` | {composition(ALGORITHMS[name])} |"
 
 
 @pytest.mark.parametrize(("heading", "row", "cls"), PARTS, ids=lambda x: x if isinstance(x, str) else "")

@@ -155,7 +155,8 @@ class Metrics:
     log: Callable[[Mapping[str, float], int], None]
 
     def __call__(self, step: Step) -> None:
-        step.metrics.update(group_metrics(step.groups, step.progress))
+        for name, value in group_metrics(step.groups, step.progress).items():
+            step.metrics.setdefault(name, value)  # a source that dropped groups knows what it sampled
         generated = step.metrics["tokens/generated"]
         step.metrics["tokens/ratio"] = step.metrics.get("tokens/trained", 0.0) / max(1.0, generated)
         step.metrics["sys/peak_rss_bytes"] = float(peak_rss_bytes())

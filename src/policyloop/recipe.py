@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from policyloop.algorithms import ALGORITHMS, PolicyGradient, Supervised
-from policyloop.algorithms.parts.advantage import GAE, GroupNorm, LeaveOneOut, ReturnToGo
+from policyloop.algorithms.parts.advantage import GAE, GroupNorm, LeaveOneOut, ProcessNorm, ReturnToGo
+from policyloop.algorithms.parts.difficulty import BUCKETS
 from policyloop.algorithms.parts.filter import METRICS as FILTER_METRICS
 from policyloop.algorithms.parts.filter import TopK, metric_of
 from policyloop.config import UnknownKey, assigned, build, known, lay_over, load_yaml, slots, to_tree
@@ -151,6 +152,13 @@ LIMITS: dict[str, tuple[tuple[Bound, float], ...]] = {
     "model.lora.dropout": ((">=", 0), ("<", 1)),
     "rl_strategy.group_size": COUNT,
     "rl_strategy.updates_per_rollout": COUNT,
+    "rl_strategy.epochs_per_rollout": COUNT,
+    "rl_strategy.target_kl": POSITIVE,
+    "rl_strategy.filter.batches": COUNT,
+    "model.critic.lr": POSITIVE,
+    "model.critic.betas": ((">=", 0), ("<", 1)),
+    "model.critic.max_grad_norm": POSITIVE,
+    "model.critic.warmup_steps": NATURAL,
     "rollout.temperature": POSITIVE,
     "rollout.top_p": ((">", 0), ("<=", 1)),
     "rollout.top_k": NATURAL,
@@ -252,7 +260,9 @@ def _check_run(recipe: Recipe) -> None:
 
 def _check_strategy(a: PolicyGradient) -> None:
     g = a.group_size
-    relative = isinstance(a.advantage, (GroupNorm, LeaveOneOut))
+    relative = isinstance(a.advantage, (GroupNorm, LeaveOneOut, ProcessNorm)) or (
+        isinstance(a.advantage, ReturnToGo) and a.advantage.baseline != "none"
+    )
     need(
         g >= (2 if relative else 1),
         f"rl_strategy.group_size = {g}",
@@ -268,12 +278,22 @@ def _check_strategy(a: PolicyGradient) -> None:
             found = False
         given = f"{where}.metric = {a.filter.metric}"
         need(found, given, f"one of {', '.join(FILTER_METRICS)}, or package.module:function", f"{where}.metric")
-    need(a.value is None, "rl_strategy.value asks for a critic, which this version does not train", "null", "rl_strategy.value")
+        if (d := a.filter.difficulty) is not None:
+            largest = max(d.k(bucket) for bucket in BUCKETS)
+            need(
+                largest <= g, f"{where}.difficulty keeps {largest} of {g}", "every k up to the group size", f"{where}.difficulty"
+            )
     need(
-        not isinstance(a.advantage, GAE),
-        "rl_strategy.advantage.gae needs a critic, which this version does not train",
-        "group, leave_one_out, return_to_go",
-        "rl_strategy.advantage",
+        (a.value is None) != isinstance(a.advantage, GAE),
+        f"rl_strategy.advantage is {type(a.advantage).__name__} and rl_strategy.value is {a.value}",
+        "gae with a value loss (the critic it reads), or neither",
+        "rl_strategy.value",
+    )
+    need(
+        not (isinstance(a.advantage, ProcessNorm) and a.kl is not None and a.kl.where == "reward"),
+        "rl_strategy.advantage.process and kl.where: reward",
+        "kl.where: loss, or another advantage",
+        "rl_strategy.kl",
     )
 
 
@@ -326,7 +346,9 @@ def plan(recipe: Recipe, prompts: int, ranks: int = 1) -> Plan:
     by_epochs = math.ceil(t.epochs * prompts / per_step) if t.epochs is not None else None
     candidates = [n for n in (t.steps, by_epochs) if n is not None]
     steps = min(candidates) if candidates else max(1, prompts // per_step)
-    updates = steps * a.updates_per_rollout
+    warmup = recipe.model.critic.warmup_steps if a.needs_critic else 0
+    repeats = a.epochs_per_rollout if isinstance(a, PolicyGradient) else 1
+    updates = max(1, steps - warmup) * a.updates_per_rollout * repeats
     short = [
         f"training.warmup_steps {t.warmup_steps} is not below the {updates} updates: the learning rate never reaches training.lr"
     ]
@@ -389,6 +411,7 @@ def passes(recipe: Recipe) -> tuple[str, ...]:
     found += ["old log-probs"] if a.needs_old(a.updates_per_rollout) else []
     free = " (adapter off)" if recipe.model.lora is not None else " (a second copy)"
     found += [f"reference{free}"] if a.needs_reference else []
+    found += ["values (a model of its own)"] if a.needs_critic else []
     return (*found, "update")
 
 

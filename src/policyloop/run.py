@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from policyloop import __version__
+from policyloop.algorithms.parts.filter import DropConstant
 from policyloop.engine import ENGINES, Engine, EngineSpec
 from policyloop.errors import BadInput, Interrupted, Problem
 from policyloop.evaluation.evaluate import Evaluation, evaluate
@@ -43,6 +44,7 @@ from policyloop.hooks import (
 )
 from policyloop.loop import Hook, Step, Stop, train
 from policyloop.models.catalogue import resolve
+from policyloop.models.critic import CriticModel, load_critic
 from policyloop.models.policy import PolicyModel, load_policy
 from policyloop.models.template import Renderer, load_renderer
 from policyloop.monitor.trackers import open_trackers
@@ -125,15 +127,42 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
         str(path), f"{name}#0", engine_dtype(recipe, policy), policy.device_name, dict(recipe.rollout.engine_options)
     )
     engine = ENGINES[recipe.rollout.engine](spec)
-    trainer = Trainer(policy, recipe.rl_strategy, settings, temperature=recipe.rollout.temperature or 1.0, lr=planned.lr)
+    trainer = Trainer(
+        policy,
+        recipe.rl_strategy,
+        settings,
+        temperature=recipe.rollout.temperature or 1.0,
+        lr=planned.lr,
+        critic=critic_of(recipe) if recipe.rl_strategy.needs_critic else None,
+        critic_warmup=recipe.model.critic.warmup_steps,
+    )
     source: Source
     if recipe.rl_strategy.supervised:
         source = SupervisedSource(prompts, renderer, per_step=planned.prompts_per_step, seed=settings.seed)
     else:
         source = RolloutSource(
-            prompts, engine, renderer, scorer, sampling(recipe), per_step=planned.prompts_per_step, seed=settings.seed
+            prompts,
+            engine,
+            renderer,
+            scorer,
+            sampling(recipe),
+            per_step=planned.prompts_per_step,
+            seed=settings.seed,
+            dynamic=dynamic_of(recipe),
         )
     return Parts(recipe, planned, policy, renderer, engine, task, source, trainer)
+
+
+def critic_of(recipe: Recipe) -> CriticModel:
+    """The critic beside the policy, of the same precision on the same device."""
+    t = recipe.training
+    return load_critic(recipe.model, recipe.model.critic, t.precision, device_of(recipe), t.seed, t.micro_batch_tokens)
+
+
+def dynamic_of(recipe: Recipe) -> DropConstant | None:
+    """The filter that the source samples on for, where the algorithm has it (DAPO)."""
+    part = getattr(recipe.rl_strategy, "filter", None)
+    return part if isinstance(part, DropConstant) and part.batches > 1 else None
 
 
 def engine_dtype(recipe: Recipe, policy: PolicyModel) -> str:
@@ -370,6 +399,8 @@ def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, forc
     groups, _ = parts.source.scorer.score(parts.source.sample(draws, parts.source.params))
     values = [[s.value for s in g.scores if s.value is not None] for g in groups]
     metrics = [[s.metric for s in g.scores if s.metric is not None] for g in groups]
+    if parts.source.params.n == 1:  # one answer a prompt is compared with those to other prompts
+        values = [[x for v in values for x in v]]
     signal = statistics.fmean(len(v) > 1 and max(v) - min(v) > 1e-8 for v in values)
     one = statistics.fmean(m > 0 for ms in metrics for m in ms) if any(metrics) else float("nan")
     some = statistics.fmean(any(m > 0 for m in ms) for ms in metrics)

@@ -178,7 +178,8 @@ class Batch:
     mask_NT bool (policy's own tokens; empty rows allowed) · counted_NT bool (tokens that enter denominators) · group_N int64 ·
     keep_N bool · rewards_N float64, NaN = unscored · metric_N float64, NaN = none · length_N int64 = mask sum ·
     finished_N bool (finish_reason stop) · rollout_logprobs_NT float32, NaN = missing · old_logprobs_NT, ref_logprobs_NT,
-    values_NT float32 or None when nothing needs them. Set on the way: advantages_NT float32 detached · returns_NT · weight_NT
+    values_NT float32 or None when nothing needs them · after_N: the critic's value of the state after a row's last token ·
+    step_rewards_NT: process rewards at the token where each step ends, NaN elsewhere. Set on the way: advantages_NT float32 detached · returns_NT · weight_NT
     (who divides by what, decided once for the whole optimizer step; rows without weight get no forward).
     """
 
@@ -194,6 +195,8 @@ class Batch:
     old_logprobs_NT: Tensor | None = None
     ref_logprobs_NT: Tensor | None = None
     values_NT: Tensor | None = None
+    after_N: Tensor | None = None
+    step_rewards_NT: Tensor | None = None
     advantages_NT: Tensor | None = None
     returns_NT: Tensor | None = None
     weight_NT: Tensor | None = None

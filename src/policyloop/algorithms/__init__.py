@@ -9,12 +9,20 @@ Example:
 
 from __future__ import annotations
 
-from policyloop.algorithms.gfpo import GFPO, GFPO_PAPER
+from policyloop.algorithms.cispo import CISPO
+from policyloop.algorithms.dapo import DAPO
+from policyloop.algorithms.drgrpo import DRGRPO
+from policyloop.algorithms.gfpo import GFPO, GFPO_ADAPTIVE, GFPO_PAPER
 from policyloop.algorithms.grpo import GRPO, GRPO_PAPER
+from policyloop.algorithms.gspo import GSPO, GSPO_TOKEN
 from policyloop.algorithms.loss import Loss, Stat
 from policyloop.algorithms.objective import Objective
 from policyloop.algorithms.plain import gfpo_loss, group_advantages, grpo_loss
 from policyloop.algorithms.policy_gradient import PolicyGradient
+from policyloop.algorithms.ppo import PPO
+from policyloop.algorithms.reinforce import REINFORCE
+from policyloop.algorithms.reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
+from policyloop.algorithms.rloo import RLOO, RLOO_SEQUENCE
 from policyloop.algorithms.sft import SFT, Supervised
 
 ALGORITHMS: dict[str, PolicyGradient | Supervised] = {
@@ -23,6 +31,18 @@ ALGORITHMS: dict[str, PolicyGradient | Supervised] = {
     "grpo_paper": GRPO_PAPER,
     "gfpo": GFPO,
     "gfpo_paper": GFPO_PAPER,
+    "gfpo_adaptive": GFPO_ADAPTIVE,
+    "drgrpo": DRGRPO,
+    "dapo": DAPO,
+    "cispo": CISPO,
+    "gspo": GSPO,
+    "gspo_token": GSPO_TOKEN,
+    "ppo": PPO,
+    "reinforce": REINFORCE,
+    "rloo": RLOO,
+    "rloo_sequence": RLOO_SEQUENCE,
+    "reinforce++": REINFORCE_PP,
+    "reinforce++_baseline": REINFORCE_PP_BASELINE,
 }
 
 __all__ = [

@@ -4,6 +4,7 @@
 
 A filter in front of GRPO's advantage. `GFPO` takes μ, σ from the full group: measured better, and without the degeneracy that the
 paper's retained statistics have when metric and reward are the same thing (`GFPO_PAPER`; see ALGORITHMS §13.4 and docs/log.md).
+`GFPO_ADAPTIVE` is Algorithm 2: 8, 8, 6 or 4 of 16 by how hard the prompt is among all seen.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 from policyloop.algorithms.grpo import GRPO
 from policyloop.algorithms.parts.advantage import GroupNorm
+from policyloop.algorithms.parts.difficulty import AdaptiveDifficulty
 from policyloop.algorithms.parts.entropy import Entropy
 from policyloop.algorithms.parts.filter import TopK
 from policyloop.algorithms.parts.surrogate import Clip
@@ -25,4 +27,10 @@ GFPO = replace(
     weight=TokenMean(count="all"),
     entropy=Entropy(coef=0.001),
 )
+GFPO_ADAPTIVE = replace(GFPO, group_size=16, filter=TopK(metric="shortest", difficulty=AdaptiveDifficulty()))
 GFPO_PAPER = replace(GFPO, advantage=GroupNorm(baseline="retained", ddof=0, eps=0.0))
+
+
+def excess_length_reduction(sft: float, grpo: float, gfpo: float) -> float:
+    """ELR (eq. 4): which share of the length that GRPO added to the start's mean length is gone again, 1.0 = all of it."""
+    return (grpo - gfpo) / (grpo - sft)

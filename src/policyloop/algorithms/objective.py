@@ -6,7 +6,7 @@ at -> mark -> (old, reference log-probs if needed) -> prepare -> per optimizer s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -73,3 +73,21 @@ class Objective(Protocol):
     def describe(self, batch: Batch) -> Metrics:
         """Figures of the whole rollout that the loss does not see."""
         ...
+
+
+@runtime_checkable
+class Repeating(Protocol):
+    """An objective that may go over one rollout several times and stop once the policy has moved far enough."""
+
+    @property
+    def epochs_per_rollout(self) -> int: ...
+
+    @property
+    def target_kl(self) -> float | None: ...
+
+
+@runtime_checkable
+class ActorCritic(Protocol):
+    """An objective with a critic of its own: what `needs_critic` promises."""
+
+    def value_loss(self, values_NT: Tensor, batch: Batch) -> Loss: ...

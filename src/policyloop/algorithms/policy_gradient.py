@@ -26,7 +26,7 @@ from policyloop.algorithms.parts.kl import KL, estimate
 from policyloop.algorithms.parts.ratio import RATIOS, Ratio, TokenRatio
 from policyloop.algorithms.parts.schedule import plain, resolve
 from policyloop.algorithms.parts.surrogate import SURROGATES, Clip, Surrogate
-from policyloop.algorithms.parts.value import ValueLoss
+from policyloop.algorithms.parts.value import ValueLoss, explained_variance
 from policyloop.algorithms.parts.weight import WEIGHTS, TokenMean, Weight
 from policyloop.types import Batch, Group, Outputs, Progress, settings
 
@@ -35,7 +35,10 @@ from policyloop.types import Batch, Group, Outputs, Progress, settings
 class PolicyGradient:
     """group_size G completions a prompt; updates_per_rollout optimizer steps share one rollout; the parts say the rest.
 
-    mask_truncated: completions cut off by the token limit are left out of loss and denominators (overlong filtering, DAPO).
+    epochs_per_rollout: times the whole rollout is gone over. target_kl: no further step on this rollout once approx_kl/k3 of the last one
+    is above 1.5 · target_kl. mask_truncated: completions cut off by the token limit are left out of loss and denominators (overlong
+    filtering, DAPO). off_policy_limit: completions with a negative advantage whose mean engine - new log-prob is above it are left out of
+    the policy term (DeepSeek-V3.2).
     """
 
     slots: ClassVar[Mapping[str, Mapping[str, type]]] = {
@@ -49,7 +52,10 @@ class PolicyGradient:
 
     group_size: int = 8
     updates_per_rollout: int = 1
+    epochs_per_rollout: int = 1
+    target_kl: float | None = None
     mask_truncated: bool = False
+    off_policy_limit: float | None = None
     filter: Filter | None = None
     advantage: Advantage = field(default_factory=GroupNorm)
     ratio: Ratio = field(default_factory=TokenRatio)
@@ -79,7 +85,9 @@ class PolicyGradient:
     def needs_old(self, updates: int) -> bool:
         """An old pass iff more than one update, KL in the reward, or a correction that drops rows or normalises."""
         in_reward = self.kl is not None and self.kl.where == "reward" and self.kl.coef != 0
-        return updates > 1 or in_reward or (self.correction is not None and self.correction.looks_at_rows)
+        return (
+            updates * self.epochs_per_rollout > 1 or in_reward or (self.correction is not None and self.correction.looks_at_rows)
+        )
 
     def at(self, progress: Progress, controllers: Mapping[str, float] = {}) -> PolicyGradient:
         return resolve(self, progress, controllers)
@@ -118,7 +126,7 @@ class PolicyGradient:
         weighed_N = (batch.weight_NT != 0).any(1)
         in_loss = self.kl is not None and self.kl.where == "loss" and self.kl.coef != 0
         bonus = self.entropy is not None and self.entropy.coef != 0
-        if in_loss or bonus or self.value is not None:
+        if in_loss or bonus:
             return weighed_N
         return weighed_N & ((batch.advantages_NT != 0) & (batch.weight_NT != 0)).any(1)
 
@@ -131,6 +139,8 @@ class PolicyGradient:
         policy = self.surrogate(ratio, batch.advantages_NT, new)
         if self.correction is not None:
             policy = policy * self.correction(old, batch.rollout_logprobs_NT, mask)
+        if self.off_policy_limit is not None:
+            policy = policy * self._near(new, batch, mask)
         terms = {"policy": weighted(policy, weight, mask)}
         if self.kl is not None and self.kl.where == "loss" and self.kl.coef:
             assert batch.ref_logprobs_NT is not None
@@ -138,13 +148,32 @@ class PolicyGradient:
         if self.entropy is not None and self.entropy.coef:
             terms["entropy"] = -plain(self.entropy.coef) * weighted(outputs.entropy_NT, weight, mask)
         if self.value is not None and outputs.values_NT is not None:
-            assert batch.values_NT is not None and batch.returns_NT is not None
-            loss = self.value(outputs.values_NT, batch.values_NT, batch.returns_NT)
-            terms["value"] = self.value.coef * weighted(loss, weight, mask)
+            terms["value"] = self.value.coef * self.value_loss(outputs.values_NT, batch).value
         total = torch.stack([t.double() for t in terms.values()]).sum()
         losses = {f"loss/{name}": Stat("sum", float(t.detach())) for name, t in terms.items()}
         with torch.no_grad():
             return Loss(total, {**losses, **self._metrics(outputs, batch, mask, new.detach(), old, ratio.detach())})
+
+    def _near(self, new: Tensor, batch: Batch, mask: Tensor) -> Tensor:
+        """(N, 1): 0 for a bad completion that the policy has moved away from since it was sampled, else 1."""
+        assert batch.advantages_NT is not None and self.off_policy_limit is not None
+        gone = -log_weight(new, batch.rollout_logprobs_NT, mask).sum(1) / mask.sum(1).clamp_min(1)
+        bad = torch.where(mask, batch.advantages_NT, 0.0).sum(1) < 0
+        return (~(bad & (gone > self.off_policy_limit))).to(new.dtype)[:, None]
+
+    def value_loss(self, values_NT: Tensor, batch: Batch) -> Loss:
+        """The critic's loss on rows that have a reward, under the same weights as the policy's."""
+        assert self.value is not None and batch.weight_NT is not None
+        assert batch.values_NT is not None and batch.returns_NT is not None
+        mask = batch.mask_NT & (batch.weight_NT != 0) & batch.rewards_N.isfinite()[:, None]
+        new, old, returns = (torch.where(mask, x, 0.0) for x in (values_NT, batch.values_NT, batch.returns_NT))
+        loss = weighted(self.value(new, old, returns), batch.weight_NT, mask)
+        with torch.no_grad():
+            found: Metrics = {"loss/value": Stat("sum", float(loss))}
+            if self.value.clip is not None and mask.any():
+                bound = ((new - old).abs() > plain(self.value.clip)) & mask
+                found["value/clip_frac"] = Stat.mean(float(bound.sum()), float(mask.sum()))
+        return Loss(loss, found)
 
     def _metrics(self, outputs: Outputs, batch: Batch, mask: Tensor, new: Tensor, old: Tensor, ratio: Tensor) -> Metrics:
         """ALGORITHMS §2.6 over the rows that went through the update."""
@@ -171,11 +200,14 @@ class PolicyGradient:
                 for name in ("k1", "k3"):
                     kl = estimate(new, batch.ref_logprobs_NT, mask, name)
                     found[f"kl_ref/{name}"] = Stat.mean(float(kl[mask].double().sum()), count)
+                found["kl_ref/per_token"] = found["kl_ref/k1"]
+                found["kl_ref/per_sequence"] = Stat.mean(found["kl_ref/k1"].value, float(mask.any(1).sum()))
         return found
 
     def describe(self, batch: Batch) -> Metrics:
         """Figures of the whole rollout: rewards, groups, and what the filter kept."""
-        return {**reward_metrics(batch), **(filter_metrics(batch) if self.filter is not None else {})}
+        kept = filter_metrics(batch) if self.filter is not None else {}
+        return {**reward_metrics(batch), **kept, **(value_metrics(batch) if self.value is not None else {})}
 
 
 def weighted(loss_NT: Tensor, weight_NT: Tensor, mask_NT: Tensor) -> Tensor:
@@ -214,20 +246,39 @@ def reward_metrics(batch: Batch) -> Metrics:
     metric = batch.metric_N.nan_to_num(-1.0)
     worst_G = torch.stack([metric[batch.group_N == g].amin() for g in batch.group_N[first]])
     best_G = torch.stack([metric[batch.group_N == g].amax() for g in batch.group_N[first]])
+    if bool((size >= 2).any()):  # groups of one have no spread to speak of: their algorithms compare across prompts
+        found |= {
+            "reward/within_group_std": Stat.mean(float(std.sum()), groups),
+            "groups/zero_std_frac": Stat.mean(float((std < FLAT).sum()), groups),
+            "groups/signal_frac": Stat.mean(float((std >= FLAT).sum()), groups),
+            "groups/singleton_frac": Stat.mean(float((size < 2).sum()), groups),
+        }
     return found | {
         "reward/mean": Stat.mean(float(rewards.sum()), len(rewards)),
         "reward/std": Stat("std", float(rewards.sum()), len(rewards), float((rewards**2).sum())),
         "reward/min": Stat("min", float(rewards.min())),
         "reward/max": Stat("max", float(rewards.max())),
-        "reward/within_group_std": Stat.mean(float(std.sum()), groups),
         "groups/size_mean": Stat.mean(float(size.sum()), groups),
-        "groups/zero_std_frac": Stat.mean(float((std < FLAT).sum()), groups),
-        "groups/signal_frac": Stat.mean(float((std >= FLAT).sum()), groups),
-        "groups/singleton_frac": Stat.mean(float((size < 2).sum()), groups),
         "groups/all_correct_frac": Stat.mean(float((worst_G >= 1).sum()), groups),
         "groups/all_wrong_frac": Stat.mean(float((best_G == 0).sum()), groups),
         "token_efficiency": Stat.mean(1000 * float(rewards.sum()), float(batch.length_N[scored].sum())),
     }
+
+
+def value_metrics(batch: Batch) -> Metrics:
+    """How good the critic was before it learned from this rollout."""
+    if batch.values_NT is None or batch.returns_NT is None:
+        return {}
+    mask = batch.mask_NT & batch.rewards_N.isfinite()[:, None]
+    found = {
+        **token_stats("value", batch.values_NT, mask, "mean min max"),
+        **token_stats("returns", batch.returns_NT, mask, "mean std"),
+    }
+    values, returns = batch.values_NT[mask].double(), batch.returns_NT[mask].double()
+    if len(values) > 1:
+        found["value/error"] = Stat.mean(float(((values - returns) ** 2).sum()), float(len(values)))
+        found["value/explained_variance"] = Stat("sum", explained_variance(values, returns))
+    return found
 
 
 def filter_metrics(batch: Batch) -> Metrics:

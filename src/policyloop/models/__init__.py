@@ -23,12 +23,27 @@ class LoraSettings:
 
 
 @settings
+class CriticSettings:
+    """The critic of algorithms that have one (PPO): a model of its own with a value head of zeros.
+
+    base_model_path: where its trunk starts (a reward model, an earlier `value_net/` folder); null = where the policy starts. lr, betas,
+    max_grad_norm: its own AdamW. warmup_steps: rollouts on which the critic learns alone, the policy frozen.
+    """
+
+    base_model_path: str | None = None
+    lr: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float | None = 1.0
+    warmup_steps: int = 10
+
+
+@settings
 class ModelSettings:
     """base_model_path: a folder, a catalogue name (`smollm2-135m-instruct`, `tiny`) or a hub id.
 
     reference_model_freeze: true keeps the KL anchor as it was at the start; false lets it follow the policy.
     reference_sync_steps: steps between the copies of a reference that follows. lora: null = full fine-tuning. gradient_checkpointing: auto = only when memory asks.
-    template: null = the model's own chat template, `plain` = text as it is (base models).
+    template: null = the model's own chat template, `plain` = text as it is (base models). critic: used where the algorithm has a value loss.
     """
 
     base_model_path: str
@@ -37,3 +52,4 @@ class ModelSettings:
     lora: LoraSettings | None = field(default_factory=LoraSettings)
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     template: str | None = None
+    critic: CriticSettings = field(default_factory=CriticSettings)

@@ -84,8 +84,8 @@ class PolicyModel(nn.Module):
 
     def forward(self, packed: Packed, temperature: float, entropy: bool = True) -> Outputs:
         """Log-probs at `temperature` of every needed token, and (if asked for) their entropies, both with gradient."""
-        with self._autocast():
-            hidden_MH = self._states(packed)
+        with self.autocast():
+            hidden_MH = self.states(packed)
             module = cast(nn.Linear, self.causal.get_output_embeddings())
             weight = module.weight if self.precision == "fp32" else module.weight.to(DTYPES[self.precision])
             target = packed.target_NT[packed.needed_NT].to(hidden_MH.device)
@@ -94,7 +94,7 @@ class PolicyModel(nn.Module):
         empty = torch.zeros(packed.needed_NT.shape, dtype=found[0].dtype)
         return Outputs(*(empty.masked_scatter(packed.needed_NT, x.cpu()) for x in found))
 
-    def _states(self, packed: Packed) -> Tensor:
+    def states(self, packed: Packed) -> Tensor:
         """(M, H): the hidden state that predicts each needed token, in row order."""
         if not self.packs:
             return self._plain_states(packed)
@@ -124,7 +124,7 @@ class PolicyModel(nn.Module):
         """The model without its head."""
         return self.causal.get_decoder() if hasattr(self.causal, "get_decoder") else self.causal.base_model
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(torch.device(self.device_name).type, DTYPES[self.precision])
@@ -389,8 +389,8 @@ def shares_exactly(policy: PolicyModel) -> bool:
     near = 1e-4 if policy.precision == "fp32" else 0.05  # of a norm: single bf16 log-probs may differ by 0.5 and mean nothing
     policy.eval()
     policy.packs = False
-    with policy._autocast():
-        plain = policy._states(packed)
+    with policy.autocast():
+        plain = policy.states(packed)
         row = torch.tensor([ids[:5]], device=policy.device_name)
         wanted = causal(input_ids=row, use_cache=False).logits[0]
         head = cast(nn.Linear, causal.get_output_embeddings())
@@ -404,7 +404,7 @@ def shares_exactly(policy: PolicyModel) -> bool:
         try:
             causal.set_attn_implementation(ATTENTION)
             policy.packs = True
-            same = _distance(policy._states(packed), plain) < near
+            same = _distance(policy.states(packed), plain) < near
         except (ValueError, TypeError, RuntimeError):
             same = False
     causal.set_attn_implementation(before)

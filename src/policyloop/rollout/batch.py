@@ -40,6 +40,7 @@ def to_batch(groups: Sequence[Group]) -> tuple[Batch, list[Tokens]]:
         length_N=torch.tensor([c.length for c in completions], dtype=torch.int64),
         finished_N=torch.tensor([c.finish_reason == "stop" for c in completions], dtype=torch.bool),
         rollout_logprobs_NT=_padded([c.logprobs for c in completions], width, float("nan"), torch.float32),
+        step_rewards_NT=_steps([s.info.get("steps") for s in scores], mask),
     )
     tokens = [Tokens(g, groups[g].completions[i].prompt_token_ids, groups[g].completions[i].token_ids) for g, i in rows]
     return batch, tokens
@@ -47,6 +48,17 @@ def to_batch(groups: Sequence[Group]) -> tuple[Batch, list[Tokens]]:
 
 def _numbers(values: Sequence[float | None]) -> Tensor:
     return torch.tensor([float("nan") if v is None else v for v in values], dtype=torch.float64)
+
+
+def _steps(rows: Sequence[Sequence[tuple[int, float]] | None], mask_NT: Tensor) -> Tensor | None:
+    """(N, T) process rewards at the token where each step ends, NaN elsewhere; None where no completion has any."""
+    if all(steps is None for steps in rows):
+        return None
+    out = torch.full(mask_NT.shape, torch.nan, dtype=torch.float64)
+    for n, steps in enumerate(rows):
+        for token, reward in steps or ():
+            out[n, min(max(0, int(token)), max(0, int(mask_NT[n].sum()) - 1))] = float(reward)
+    return out
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int, fill: float, dtype: torch.dtype) -> Tensor:

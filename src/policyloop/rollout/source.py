@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+from policyloop.algorithms.parts.filter import DropConstant
 from policyloop.engine import Engine, Request, Weights
 from policyloop.errors import Conflict
 from policyloop.rollout.cursor import Cursor, Draw
@@ -69,8 +70,10 @@ class RolloutSource:
         *,
         per_step: int,
         seed: int,
+        dynamic: DropConstant | None = None,
     ) -> None:
         self.cursor = Cursor(prompts, seed, per_step)
+        self.dynamic = dynamic
         self.engine, self.renderer, self.scorer, self.params, self.per_step = engine, renderer, scorer, params, per_step
         self.metrics: dict[str, float] = {}
         self.wants_weights = True
@@ -79,7 +82,30 @@ class RolloutSource:
         self._ahead: Future[None] = self._pool.submit(self._tokenise, self.cursor.peek(per_step))
 
     def next(self, progress: Progress) -> list[Group]:
-        """One step's groups, sampled at the published weights and scored."""
+        """One step's groups, sampled at the published weights and scored; with dynamic sampling, batch after batch until enough teach."""
+        batches = 1 if self.dynamic is None else self.dynamic.batches
+        times: dict[str, float] = {}
+        groups: list[Group] = []
+        kept: list[Group] = []
+        counters: dict[str, float] = {}
+        while batches > 0 and (not groups or len(kept) < self.per_step):
+            batches -= 1
+            fresh, counters = self._batch(times)
+            groups += fresh
+            kept += [g for g in fresh if self.dynamic is None or any(self.dynamic(g))]
+        self._ahead = self._pool.submit(self._tokenise, self.cursor.peek(self.per_step))
+        generated = sum(len(c.token_ids) for g in groups for c in g.completions)
+        self.metrics = {
+            **counters,
+            **({} if self.dynamic is None else sampled_away(groups, kept, self.per_step)),
+            "tokens/generated": float(generated),
+            **times,
+            "time/rollout_tokens_per_s": generated / max(times["time/rollout_s"], 1e-9),
+        }
+        return (kept or groups)[: self.per_step]
+
+    def _batch(self, times: dict[str, float]) -> tuple[list[Group], dict[str, float]]:
+        """The next `per_step` prompts, sampled and scored; what it took is added to `times`."""
         start = time.monotonic()
         self._ahead.result()
         draws = self.cursor.take(self.per_step)
@@ -88,18 +114,10 @@ class RolloutSource:
         groups = self.sample(draws, self.params)
         sampled = time.monotonic()
         scored, counters = self.scorer.score(groups)
-        done = time.monotonic()
-        self._ahead = self._pool.submit(self._tokenise, self.cursor.peek(self.per_step))
-        generated = sum(len(c.token_ids) for g in groups for c in g.completions)
-        self.metrics = {
-            **counters,
-            "tokens/generated": float(generated),
-            "time/data_wait_s": waited - start,
-            "time/rollout_s": sampled - waited,
-            "time/reward_s": done - sampled,
-            "time/rollout_tokens_per_s": generated / max(sampled - waited, 1e-9),
-        }
-        return scored
+        spent = {"data_wait_s": waited - start, "rollout_s": sampled - waited, "reward_s": time.monotonic() - sampled}
+        for name, seconds in spent.items():
+            times[f"time/{name}"] = times.get(f"time/{name}", 0.0) + seconds
+        return scored, counters
 
     def sample(self, draws: Sequence[Draw], params: SamplingParams) -> list[Group]:
         """Unscored groups of `params.n` completions, one per draw, in order."""
@@ -132,3 +150,16 @@ class RolloutSource:
     def _tokenise(self, draws: Sequence[Draw]) -> None:
         for draw in draws:
             self._ids_of(draw.prompt)
+
+
+def sampled_away(groups: Sequence[Group], kept: Sequence[Group], per_step: int) -> dict[str, float]:
+    """What dynamic sampling changed about the prompts. Surplus groups are discarded: they would be of an older policy at the next step."""
+    names = {g.uid for g in kept}
+    gone = [[s.metric for s in g.scores if s.metric is not None] for g in groups if g.uid not in names]
+    return {
+        "dynamic/kept_frac": len(kept) / max(1, len(groups)),
+        "dynamic/batches": len(groups) / max(1, per_step),
+        "dynamic/all_right": float(sum(bool(m) and min(m) > 0 for m in gone)),
+        "dynamic/all_wrong": float(sum(bool(m) and max(m) <= 0 for m in gone)),
+        "dynamic/surplus": float(max(0, len(kept) - per_step)),
+    }

@@ -1,6 +1,6 @@
 """The update: one step's scored groups in, optimizer steps and metrics out. No branch on an algorithm: the objective says what it needs.
 
-    groups -> mark -> Batch -> old, reference log-probs (only if needed) -> advantages -> per optimizer step: weights for the whole
+    groups -> mark -> Batch -> old, reference log-probs, values (only if needed) -> advantages -> per optimizer step: weights for the whole
     step -> micro-batches by token budget -> backward -> finite check -> clip -> step
 
 Because weights are fixed before the split and micro-batches sum, neither the split nor an out-of-memory replay changes a gradient.
@@ -27,9 +27,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from policyloop.algorithms.loss import Stat
-from policyloop.algorithms.objective import Objective
+from policyloop.algorithms.objective import ActorCritic, Objective, Repeating
+from policyloop.algorithms.parts.controller import Controller, controllers_of, moved
 from policyloop.engine import Weights
 from policyloop.errors import Problem
+from policyloop.models.critic import Critic
 from policyloop.models.pack import pack, split
 from policyloop.models.policy import PolicyModel, digest
 from policyloop.rollout.batch import Tokens, to_batch
@@ -38,6 +40,7 @@ from policyloop.types import Batch, Group, Outputs, Progress
 
 Stats = dict[str, Stat]
 T = TypeVar("T")
+CRITIC = "value_net/"  # the critic's own folder in a checkpoint
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class Trainer:
         *,
         temperature: float = 1.0,
         lr: float | None = None,
+        critic: Critic | None = None,
+        critic_warmup: int = 0,
         all_sum: Callable[[Tensor], Tensor] = lambda x: x,
         on_bad: Callable[[Mapping[str, Any]], None] = lambda info: None,
     ) -> None:
@@ -73,7 +78,9 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(enabled=policy.precision == "fp16" and torch.cuda.is_available())
         self.budget = settings.micro_batch_tokens
         self.updates = self.bad_in_a_row = self.skipped_in_a_row = self.bad_total = 0
-        self.controllers: dict[str, Any] = {}
+        self.controllers: dict[str, Controller] = controllers_of(objective)
+        assert (critic is not None) == objective.needs_critic, "an objective with a value loss needs a critic, another has none"
+        self.critic, self.critic_warmup = critic, critic_warmup
         self.seen = Seen([], [])
 
     # --- one step -----------------------------------------------------------------------------------------------------------
@@ -81,6 +88,8 @@ class Trainer:
     def update(self, groups: Sequence[Group], progress: Progress) -> dict[str, float]:
         """Learn from one rollout. Returns flat metrics; the old weights stay where a step was not finite or had no signal."""
         start = time.monotonic()
+        for controller in self.controllers.values():
+            controller.meet(groups)
         objective = self.objective.at(progress, {name: c.value for name, c in self.controllers.items()})
         marked = objective.mark(groups)
         batch, tokens = to_batch(marked)
@@ -89,31 +98,64 @@ class Trainer:
         assert batch.advantages_NT is None or not batch.advantages_NT.requires_grad
         self.seen = Seen(marked, _row_means(batch))
         stats: Stats = objective.describe(batch)
-        outcome = {"update/ok": 0.0, "update/skipped": 0.0, "update/nan": 0.0}
-        norms = []
-        for index in minibatches(batch.group_N.tolist(), objective.updates_per_rollout, f"{self.settings.seed}/{progress.step}"):
-            kind, norm = self._step(objective, batch.rows(index), [tokens[i] for i in index], stats, progress)
-            outcome[f"update/{kind}"] += 1
-            norms.append(norm)
+        outcome, norm = self._steps(objective, batch, tokens, stats, progress)
+        found = {name: stat.result() for name, stat in sorted(stats.items())}
+        numbers = {f"number/{path}": value for path, value in moved(self.objective, objective).items()}
         for controller in self.controllers.values():
-            controller.observe({name: stat.result() for name, stat in stats.items()})
+            numbers |= controller.metrics()
+            controller.observe(found)
         return {
-            **{name: stat.result() for name, stat in sorted(stats.items())},
+            **found,
+            **numbers,
             **outcome,
-            "grad_norm": max(norms, default=0.0),
+            "grad_norm": norm,
             "lr": self._lr(progress),
             "micro_batch_tokens": float(self.budget),
             "time/update_s": time.monotonic() - start,
         }
 
+    def _steps(
+        self, objective: Objective, batch: Batch, tokens: list[Tokens], stats: Stats, progress: Progress
+    ) -> tuple[dict[str, float], float]:
+        """Every optimizer step of one rollout, or those until the policy has moved enough. Returns what became of them and the largest norm."""
+        outcome = {"update/ok": 0.0, "update/skipped": 0.0, "update/nan": 0.0}
+        epochs, target = (objective.epochs_per_rollout, objective.target_kl) if isinstance(objective, Repeating) else (1, None)
+        largest = 0.0
+        for epoch in range(epochs):
+            seed = f"{self.settings.seed}/{progress.step}" + (f"/{epoch}" if epoch else "")
+            for index in minibatches(batch.group_N.tolist(), objective.updates_per_rollout, seed):
+                fresh: Stats = {}
+                kind, norm = self._step(objective, batch.rows(index), [tokens[i] for i in index], fresh, progress)
+                outcome[f"update/{kind}"] = outcome.get(f"update/{kind}", 0.0) + 1
+                largest = norm if math.isnan(norm) else max(largest, norm)
+                merge(stats, fresh)
+                if target is not None and "approx_kl/k3" in fresh and fresh["approx_kl/k3"].result() > 1.5 * target:
+                    return {**outcome, "update/early_stop": 1.0}, largest
+        return outcome, largest
+
     def _measure(self, objective: Objective, batch: Batch, tokens: list[Tokens]) -> Batch:
-        """Old and reference log-probs, each only if something reads them."""
+        """Old and reference log-probs and the critic's values, each only if something reads them."""
         if objective.needs_old(objective.updates_per_rollout):
             batch.old_logprobs_NT = self.logprobs(batch, tokens)
         if objective.needs_reference:
             with self.policy.reference():
                 batch.ref_logprobs_NT = self.logprobs(batch, tokens)
+        if self.critic is not None:
+            batch.values_NT, batch.after_N = self._within_memory(lambda: self._values(batch, tokens))
         return batch
+
+    def _values(self, batch: Batch, tokens: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+        """(N, T) the value before each token, (N,) that after the last: one position more per row, whose own token nobody reads."""
+        assert self.critic is not None
+        rows = [(t.group, t.prompt, (*t.completion, 0)) for t in tokens]
+        wide = torch.nn.functional.pad(batch.mask_NT, (0, 1))
+        last_N = torch.tensor([len(t.completion) for t in tokens])
+        wide[torch.arange(len(rows)), last_N] = True
+        out = torch.zeros(wide.shape, dtype=torch.float32)
+        for index in split(rows, self.budget):
+            width = max(len(rows[i][2]) for i in index)
+            out[index, :width] = self.critic.values(pack([rows[i] for i in index], wide[index, :width]))
+        return torch.where(batch.mask_NT, out[:, :-1], 0.0), out[torch.arange(len(rows)), last_N]
 
     def logprobs(self, batch: Batch, tokens: Sequence[Tokens]) -> Tensor:
         """(N, T) float32 log-probs at the sampling temperature under the weights as they are, 0 outside the mask."""
@@ -132,6 +174,12 @@ class Trainer:
     ) -> tuple[str, float]:
         """One optimizer step: `ok`, `skipped` (no row has any term) or `nan` (not finite: dumped, weights untouched)."""
         batch = objective.weigh(batch, self.all_sum)
+        if (critic := self.critic) is not None:
+            if not self._within_memory(lambda: self._teach(critic, objective, batch, tokens, stats)):
+                self._refuse(math.nan, math.nan, tokens, list(range(len(tokens))), progress)
+                return "nan", math.nan
+            if progress.step < self.critic_warmup:
+                return "frozen", 0.0
         rows = objective.active(batch).nonzero()[:, 0].tolist()
         if not rows:
             self.skipped_in_a_row += 1
@@ -151,9 +199,30 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         self.bad_in_a_row = 0
-        for name, stat in fresh.items():
-            stats[name] = stats[name].merge(stat) if name in stats else stat
+        merge(stats, fresh)
         return "ok", norm
+
+    def _teach(self, critic: Critic, objective: Objective, batch: Batch, tokens: list[Tokens], stats: Stats) -> bool:
+        """The critic's own step on the same rows, before the policy's. False = it was not finite and not taken."""
+        assert isinstance(objective, ActorCritic) and batch.weight_NT is not None
+        rows = (batch.weight_NT != 0).any(1).nonzero()[:, 0].tolist()
+        inputs = [(tokens[i].group, tokens[i].prompt, tokens[i].completion) for i in rows]
+        parts = [[rows[i] for i in part] for part in split(inputs, self.budget)]
+        widths = [max(len(tokens[i].completion) for i in part) for part in parts]
+        packed = [
+            pack([(tokens[i].group, tokens[i].prompt, tokens[i].completion) for i in part], batch.mask_NT[part, :width])
+            for part, width in zip(parts, widths, strict=True)
+        ]
+        fresh: Stats = {}
+
+        def loss(values_NT: Tensor, i: int) -> Tensor:
+            found = objective.value_loss(values_NT, narrow(batch.rows(parts[i]), widths[i]))
+            merge(fresh, found.metrics)
+            return found.value
+
+        taken, norm = critic.learn(packed, loss) if packed else (True, 0.0)
+        merge(stats, {**fresh, "value/grad_norm": Stat("max", norm)})
+        return taken
 
     def _accumulate(self, objective: Objective, batch: Batch, tokens: list[Tokens], rows: list[int]) -> tuple[float, Stats]:
         """Gradients of the whole optimizer step."""
@@ -180,8 +249,7 @@ class Trainer:
             loss = objective(outputs, narrow(micro, width))
             self.scaler.scale(loss.value).backward()
             total += float(loss.value.detach())
-            for name, stat in loss.metrics.items():
-                stats[name] = stats[name].merge(stat) if name in stats else stat
+            merge(stats, loss.metrics)
         return total, stats
 
     def _forward(self, batch: Batch, tokens: Sequence[Tokens], *, entropy: bool) -> tuple[Outputs, int]:
@@ -233,11 +301,15 @@ class Trainer:
             for key, value in self.optimizer.state.get(p, {}).items()
         }
         policy = {f"policy/{name}": data for name, data in self.policy.files().items()}
-        return {**policy, "optimizer/state.safetensors": save_tensors(moments), "trainer.json": json.dumps(state).encode()}
+        critic = {} if self.critic is None else {f"{CRITIC}{name}": data for name, data in self.critic.files().items()}
+        own = {"optimizer/state.safetensors": save_tensors(moments), "trainer.json": json.dumps(state).encode()}
+        return {**policy, **critic, **own}
 
     def load(self, files: Mapping[str, bytes]) -> None:
         """The inverse of `files`."""
         self.policy.load_files({n.removeprefix("policy/"): d for n, d in files.items() if n.startswith("policy/")})
+        if self.critic is not None:
+            self.critic.load({n.removeprefix(CRITIC): d for n, d in files.items() if n.startswith(CRITIC)})
         by_name = dict(zip(self.names, self.parameters, strict=True))
         self.optimizer.state.clear()
         for key, value in load_tensors(files["optimizer/state.safetensors"]).items():
@@ -247,10 +319,17 @@ class Trainer:
         self.updates, self.budget = state["updates"], state["budget"]
         self.bad_in_a_row, self.bad_total, self.skipped_in_a_row = state["bad"]
         for name, controller in self.controllers.items():
-            controller.load(state["controllers"][name])
+            if name in state["controllers"]:  # a controller that the config got since starts afresh
+                controller.load(state["controllers"][name])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state["torch_rng"])), dtype=torch.uint8))
+
+
+def merge(stats: Stats, fresh: Mapping[str, Stat]) -> None:
+    """Add figures to those of other rows."""
+    for name, stat in fresh.items():
+        stats[name] = stats[name].merge(stat) if name in stats else stat
 
 
 def minibatches(group_N: Sequence[int], parts: int, seed: str) -> Iterator[list[int]]:

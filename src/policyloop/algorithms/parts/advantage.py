@@ -7,6 +7,7 @@ Example (group, rewards [1, 0, 0, 1]): mean 0.5, std 0.57735 -> [+0.866, -0.866,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -105,10 +106,15 @@ def token_rewards(batch: Batch, penalty_NT: Tensor | None) -> Tensor:
     return out if penalty_NT is None else out - torch.where(mask, penalty_NT.double(), 0.0)
 
 
-def gae(rewards_NT: Tensor, values_NT: Tensor, mask_NT: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalised advantages and λ-returns (A_raw + V), masked tokens skipped with the accumulators carried (ALGORITHMS §6.2)."""
+def gae(
+    rewards_NT: Tensor, values_NT: Tensor, mask_NT: Tensor, gamma: float, lam: float | Tensor, after_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantages and λ-returns (A_raw + V), masked tokens skipped with the accumulators carried (ALGORITHMS §6.2).
+
+    lam: one number, or one per row. after_N: value of the state after each row's last token; None = 0, the row has ended.
+    """
     advantage = torch.zeros_like(rewards_NT)
-    next_value = torch.zeros(len(rewards_NT), dtype=rewards_NT.dtype)
+    next_value = torch.zeros(len(rewards_NT), dtype=rewards_NT.dtype) if after_N is None else after_N.to(rewards_NT.dtype)
     running = torch.zeros_like(next_value)
     values = torch.where(mask_NT, values_NT, 0.0).to(rewards_NT.dtype)
     for t in reversed(range(rewards_NT.shape[1])):
@@ -122,38 +128,92 @@ def gae(rewards_NT: Tensor, values_NT: Tensor, mask_NT: Tensor, gamma: float, la
 
 @settings
 class GAE:
-    """PPO with a critic. gamma 1.0: 0.99 would discount a terminal reward to 0.0066 after 500 tokens. Returns are never whitened."""
+    """PPO with a critic. gamma 1.0: 0.99 would discount a terminal reward to 0.0066 after 500 tokens. Returns are never whitened.
+
+    whiten_rewards: token rewards divided by their standard deviation, their mean kept. bootstrap_truncated: a completion that the token
+    limit cut off goes on with the critic's value of what would follow, instead of 0. lam_value: λ of the returns where it is another than
+    the policy's, length_alpha: the policy's λ is 1 - 1/(alpha · length) per completion (both VAPO, 2504.05118).
+    """
 
     gamma: Number = 1.0
     lam: Number = 0.95
     whiten: bool = True
+    whiten_rewards: bool = False
+    bootstrap_truncated: bool = False
+    lam_value: Number | None = None
+    length_alpha: float | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
         return self.with_penalty(batch, None)
 
     def with_penalty(self, batch: Batch, penalty_NT: Tensor | None) -> Tensor:
         assert batch.values_NT is not None, "GAE reads the critic's values"
+        scored_NT = batch.mask_NT & batch.rewards_N.isfinite()[:, None]
         rewards = token_rewards(batch, penalty_NT)
-        advantages, batch.returns_NT = gae(rewards, batch.values_NT, batch.mask_NT, plain(self.gamma), plain(self.lam))
-        advantages = torch.where(batch.rewards_N.isfinite()[:, None], advantages, 0.0)
-        return whiten(advantages, batch.mask_NT) if self.whiten else advantages
+        if self.whiten_rewards:
+            rewards = whiten(rewards, scored_NT, shift_mean=False)
+        after = (
+            torch.where(batch.finished_N, 0.0, batch.after_N) if self.bootstrap_truncated and batch.after_N is not None else None
+        )
+        gamma, lam = plain(self.gamma), self._lam(batch)
+        advantages, batch.returns_NT = gae(rewards, batch.values_NT, batch.mask_NT, gamma, lam, after)
+        if self.lam_value is not None:
+            _, batch.returns_NT = gae(rewards, batch.values_NT, batch.mask_NT, gamma, plain(self.lam_value), after)
+        advantages = torch.where(scored_NT, advantages, 0.0)
+        return whiten(advantages, scored_NT) if self.whiten else advantages
+
+    def _lam(self, batch: Batch) -> float | Tensor:
+        if self.length_alpha is None:
+            return plain(self.lam)
+        return (1 - 1 / (self.length_alpha * batch.mask_NT.sum(1).double()).clamp_min(1e-9)).clamp(0, 1)
 
 
 @settings
 class ReturnToGo:
-    """REINFORCE++ (2501.03262): discounted return-to-go of the token rewards, whitened over all tokens of the batch."""
+    """REINFORCE++ (2501.03262): discounted return-to-go of the token rewards, whitened over all tokens of the batch.
+
+    baseline: taken from each completion's reward first: `group` = the mean of its group, `leave_one_out` = that of the others.
+    """
 
     gamma: Number = 1.0
     whiten: bool = True
+    baseline: Literal["none", "group", "leave_one_out"] = "none"
 
     def __call__(self, batch: Batch) -> Tensor:
         return self.with_penalty(batch, None)
 
     def with_penalty(self, batch: Batch, penalty_NT: Tensor | None) -> Tensor:
-        rewards = token_rewards(batch, penalty_NT)
+        use_N = batch.rewards_N.isfinite() & batch.keep_N
+        value_N = batch.rewards_N.double()
+        if self.baseline != "none":
+            mean_N, std_N, count_N = group_moments(batch.rewards_N, use_N, batch.group_N, 1)
+            factor = count_N / (count_N - 1).clamp_min(1) if self.baseline == "leave_one_out" else 1.0
+            value_N = torch.where((count_N >= 2) & (std_N >= FLAT), (value_N - mean_N) * factor, 0.0)
+        scored_NT = batch.mask_NT & use_N[:, None]
+        rewards = token_rewards(replace(batch, rewards_N=torch.where(use_N, value_N, torch.nan)), penalty_NT)
         returns, _ = gae(rewards, torch.zeros_like(rewards), batch.mask_NT, plain(self.gamma), 1.0)
-        returns = torch.where(batch.rewards_N.isfinite()[:, None], returns, 0.0)
-        return whiten(returns, batch.mask_NT) if self.whiten else returns
+        returns = torch.where(scored_NT, returns, 0.0)
+        return whiten(returns, scored_NT) if self.whiten else returns
+
+
+@settings
+class ProcessNorm:
+    """GRPO with process supervision (2402.03300 §4.1.3): all step rewards of a group normalised together; a token's advantage is the sum
+    of those of the steps that end at it or later. Steps come in `Score.info["steps"]` as (token index of the step's end, reward)."""
+
+    ddof: int = 1
+    eps: float = 1e-6
+
+    def __call__(self, batch: Batch) -> Tensor:
+        assert batch.step_rewards_NT is not None, "process rewards need Score.info['steps']"
+        use_NT = batch.step_rewards_NT.isfinite() & batch.mask_NT & batch.keep_N[:, None]
+        group_NT = batch.group_N[:, None].expand(use_NT.shape)
+        rewards, use, group = (x.flatten() for x in (batch.step_rewards_NT, use_NT, group_NT))
+        mean, std, count = (x.view(use_NT.shape) for x in group_moments(rewards, use, group, self.ddof))
+        usable = use_NT & (count >= 2) & (std >= FLAT)
+        normal = torch.where(usable, (batch.step_rewards_NT.double() - mean) / (std + self.eps), 0.0)
+        ahead = normal.flip(1).cumsum(1).flip(1)
+        return torch.where(batch.mask_NT & batch.keep_N[:, None], ahead, 0.0).to(batch.rollout_logprobs_NT.dtype)
 
 
 @settings
@@ -170,6 +230,7 @@ ADVANTAGES: dict[str, type] = {
     "leave_one_out": LeaveOneOut,
     "gae": GAE,
     "return_to_go": ReturnToGo,
+    "process": ProcessNorm,
     "raw": RawReward,
 }
-Advantage = GroupNorm | LeaveOneOut | GAE | ReturnToGo | RawReward
+Advantage = GroupNorm | LeaveOneOut | GAE | ReturnToGo | ProcessNorm | RawReward

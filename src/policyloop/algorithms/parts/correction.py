@@ -64,5 +64,19 @@ class SequenceMaskTis:
     looks_at_rows = True
 
 
-CORRECTIONS: dict[str, type] = {"importance": ImportanceWeight, "sequence_mask_tis": SequenceMaskTis}
-Correction = ImportanceWeight | SequenceMaskTis
+@settings
+class Rejection:
+    """Rows whose mean k3 between trainer and engine is above `limit` get no policy gradient (verl `seq_mean_k3`); others are as they are."""
+
+    limit: float = 0.05
+
+    def __call__(self, old_NT: Tensor, rollout_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        log = log_weight(old_NT, rollout_NT, mask_NT)
+        mean_N1 = (torch.expm1(log) - log).sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp_min(1)
+        return torch.where(mask_NT & (mean_N1 <= self.limit), torch.ones_like(log), 0.0)
+
+    looks_at_rows = True
+
+
+CORRECTIONS: dict[str, type] = {"importance": ImportanceWeight, "sequence_mask_tis": SequenceMaskTis, "rejection": Rejection}
+Correction = ImportanceWeight | SequenceMaskTis | Rejection
