@@ -30,6 +30,7 @@ from policyloop.monitor import MonitorSettings
 from policyloop.rewards import RewardsSettings
 from policyloop.rollout import RolloutSettings
 from policyloop.spellings import FOREIGN, translate
+from policyloop.store import StoreSettings
 from policyloop.tasks import DataSettings
 from policyloop.training import TrainingSettings
 from policyloop.types import settings
@@ -47,6 +48,7 @@ class Recipe:
     training: TrainingSettings = field(default_factory=TrainingSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    store: StoreSettings | None = None
 
 
 ROOMS: dict[str, type] = {
@@ -57,7 +59,9 @@ ROOMS: dict[str, type] = {
     "training": TrainingSettings,
     "evaluation": EvaluationSettings,
     "monitor": MonitorSettings,
+    "store": StoreSettings,
 }
+OPTIONAL = ("store",)  # not there unless asked for; `store: {}` asks for its defaults
 
 
 def strategy_key(name: str) -> str:
@@ -92,7 +96,8 @@ def from_tree(tree: Mapping[str, Any]) -> Recipe:
             raise UnknownKey(key, key, rooms, "the config", hint=elsewhere(key))
     if "model" not in tree:
         raise BadInput("the config has no model", "model: {base_model_path: ...}", "model.base_model_path")
-    parts: dict[str, Any] = {name: _known(lambda n=name, c=cls: build(c, tree.get(n), n)) for name, cls in ROOMS.items()}
+    given = {name: cls for name, cls in ROOMS.items() if name not in OPTIONAL or tree.get(name) is not None}
+    parts: dict[str, Any] = {name: _known(lambda n=name, c=cls: build(c, tree.get(n), n)) for name, cls in given.items()}
     body = tree.get("rl_strategy") or {}
     if not isinstance(body, Mapping):
         raise BadInput(f"rl_strategy = {body!r}", "a table with type and what differs from it", "rl_strategy")
@@ -179,6 +184,8 @@ LIMITS: dict[str, tuple[tuple[Bound, float], ...]] = {
     "training.health.max_bad_steps": COUNT,
     "training.health.max_skipped_steps": COUNT,
     "training.dist.master_port": ((">=", 1), ("<=", 65535)),
+    "store.keep.last": COUNT,
+    **{f"store.keep.{name}": NATURAL for name in ("best", "days", "grace_s")},
 }
 
 # settled names whose other values come with later versions: refused, so that nothing is accepted and ignored

@@ -55,6 +55,7 @@ from policyloop.rollout.source import RolloutSource, Source
 from policyloop.tasks import Task, load_task
 from policyloop.training.checkpoint import Checkpoints
 from policyloop.training.folder import RunFolder
+from policyloop.training.register import into_store, sources
 from policyloop.training.sources import SupervisedSource
 from policyloop.training.trainer import Trainer
 from policyloop.types import Progress, SamplingParams
@@ -225,7 +226,7 @@ def _start(recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: 
         keep_last=s.keep_last,
         keep_best=s.keep_best,
         higher_is_better=recipe.evaluation.better == "higher",
-        second=None if s.second_destination is None else Path(s.second_destination),
+        second=s.second_destination,
         asynchronous=s.async_save,
         on_event=lambda kind, info: folder.event(kind, 0, **info),
     )
@@ -250,6 +251,8 @@ def _start(recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: 
         say(f"stopped early: {stopped.reason}")
     checkpoints.wait()
     parts.renderer.save(folder.path / "renderer")
+    if recipe.store is not None:
+        into_store(recipe.store, folder, say)
     return Run(folder.path, parts, progress)
 
 
@@ -297,6 +300,7 @@ MAY_CHANGE = (
     "training.max_grad_norm",
     "evaluation.",
     "monitor.",
+    "store.",
     "rewards.",
     "rl_strategy.",
     "rollout.samples",
@@ -381,7 +385,11 @@ def resume_from(
 
 
 def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, force: bool, say: Say) -> None:
-    """The untouched model, held out; then whether the training prompts give any signal at all."""
+    """What it learns from; the untouched model, held out; then whether the training prompts give any signal at all."""
+    recipe, task = parts.recipe, parts.task
+    held_out, base = task.held_out(recipe.evaluation.seed), resolve(recipe.model.base_model_path)
+    learnt = sources(task.train(), held_out, recipe.data.task, base, recipe.model.base_model_path)
+    folder.event("sources", 0, **learnt)
     if parts.source.wants_weights:
         parts.source.publish(parts.trainer.weights(f"{folder.path.name}#0"))
     if judge.every:

@@ -70,9 +70,14 @@ def test_the_best_of_a_run_is_by_its_held_out_score(better: str, step: int, tmp_
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("/mnt/data/base_model", NotFound, "an existing folder, one of smollm2-135m-instruct, tiny, or a hub id"),
+        (
+            "/mnt/data/base_model",
+            NotFound,
+            "an existing folder, NAME@ALIAS.NUMBER of the store, s3://..., one of smollm2-135m-instruct, tiny, or a hub id",
+        ),
         ("nope", NotFound, "one of smollm2-135m-instruct, tiny"),
-        ("s3://bucket/model", BadInput, "run://NAME"),
+        ("ftp://bucket/model", BadInput, "ftp:// is no storage: allowed is a path, file://, s3://, gs://, az://"),
+        ("nope@3", NotFound, "nope is not in store"),
         ("owner/name", Unavailable, "HF_HUB_OFFLINE is set: allowed is `hf download owner/name`"),
     ],
 )

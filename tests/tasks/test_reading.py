@@ -178,8 +178,8 @@ def test_places_that_are_no_data(tmp_path):
         list(read(str(tmp_path / "data.jsonl")))
     with pytest.raises(BadInput, match=r"no known suffix.*\.parquet"):
         list(read(str(tmp_path / "other.txt")))
-    with pytest.raises(BadInput, match="s3:// cannot be read yet"):
-        list(read("s3://bucket/data.jsonl"))
+    with pytest.raises(BadInput, match="ftp:// is no storage"):
+        list(read("ftp://bucket/data.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(BadInput, match="is empty"):
         read_split(str(tmp_path / "empty.jsonl"), "train")

@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "evaluate": ("evaluate:evaluate", "Held-out accuracy with its interval."),
     "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
+    "trace": ("models:trace", "Where a version comes from: config, data, parent, gate, approver."),
     "chat": ("evaluate:chat", "Ask a model; --versus shows two side by side."),
 }
 GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
@@ -42,10 +43,19 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         },
     ),
     "models": (
-        "Models by name.",
+        "Models by name, and the versions of a store.",
         {
             "pull": ("models:pull", "Fetch a catalogue model, check it, convert it once."),
             "list": ("models:list_models", "What there is and what is here."),
+            "show": ("models:show", "One version: files, lineage, figures, history."),
+            "diff": ("models:diff", "What differs between two versions."),
+            "promote": ("models:promote", "Make a version stable."),
+            "rollback": ("models:rollback", "Back to the previous stable version."),
+            "gc": ("models:gc", "Retention: what may go, goes."),
+            "audit": ("models:audit", "Everything that ever happened to a model."),
+            "verify": ("models:verify", "Every byte and every event, compared."),
+            "import": ("models:import_model", "A checkpoint enters the store."),
+            "migrate": ("models:migrate", "Manifests of an older schema, rewritten."),
         },
     ),
     "bench": (

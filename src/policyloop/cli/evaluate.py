@@ -7,7 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-MODEL = Annotated[str, typer.Argument(help="A model folder, run folder, run://NAME[@STEP|best|last], catalogue name or hub id.")]
+MODEL = Annotated[
+    str,
+    typer.Argument(
+        help="A folder, run://NAME[@STEP|best|last], NAME@ALIAS|NUMBER of the store, s3://..., a catalogue name or hub id."
+    ),
+]
 SIDE = Annotated[str, typer.Argument(help="MODEL, or a file saved by evaluate.")]
 TASK_HELP = "A task (such as gsm8k), a data file, or a recipe (YAML) whose data and limits it takes."
 PROMPTS = Annotated[int | None, typer.Option("--prompts", help="How many held-out prompts.")]

@@ -1,4 +1,4 @@
-"""MODEL -> an engine to ask. A folder (whole model or adapter), a run, a catalogue name or a hub id (DESIGN §9 *Names*).
+"""MODEL -> an engine to ask. A folder (whole model or adapter), a run, a stored version, a URI, a catalogue name or a hub id (DESIGN §9 *Names*).
 
 Example:
     >>> with open_model("run://word-problems-grpo@best") as model:
@@ -18,6 +18,7 @@ from policyloop.engine.builtin import MAX_ROWS
 from policyloop.models.catalogue import resolve
 from policyloop.models.policy import choose_precision
 from policyloop.models.template import Renderer, load_renderer
+from policyloop.store import version_in
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -56,7 +57,9 @@ def open_model(name: str, precision: str = "auto", template: str | None = None) 
 
 
 def version_of(name: str, path: Path) -> str:
-    """`<run>#<step>` for a checkpoint of a run, the name as given for everything else."""
+    """`<run>#<step>` for a checkpoint of a run, `<name>@<n>` for a stored version, the name as given for everything else."""
+    if (version := version_in(path)) is not None:
+        return str(version)
     if path.name == "policy" and path.parent.name.isdigit():
         return f"{path.resolve().parent.parent.parent.name}#{int(path.parent.name)}"
     return name

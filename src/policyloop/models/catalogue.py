@@ -1,4 +1,4 @@
-"""Names to folders: an existing folder, a run, a catalogue name or a hub id. Weights are fetched once, checked and kept.
+"""Names to folders: an existing folder, a run, a stored version, a URI, a catalogue name or a hub id. Weights are fetched once, checked and kept.
 
 In: what a user writes as MODEL. Out: a folder with config.json (or adapter_config.json). The cache is `$POLICYLOOP_CACHE/models`
 (default ~/.cache/policyloop/models); hub models stay in the hub's own cache. HF_ENDPOINT, HF_HUB_OFFLINE, proxies, and pip's
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policyloop.errors import BadInput, NotFound, StoreError, Unavailable
+from policyloop.store import cache_root, is_remote, stored
+from policyloop.store.uris import fetch_folder
 
 Say = Callable[[str], None]
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
@@ -77,8 +78,7 @@ CATALOGUE: dict[str, Entry] = {
 
 def cache_folder() -> Path:
     """Where pulled models live."""
-    root = os.environ.get("POLICYLOOP_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "policyloop") / "models"
+    return cache_root() / "models"
 
 
 def resolve(model: str | Path, say: Say = lambda line: None) -> Path:
@@ -90,16 +90,18 @@ def resolve(model: str | Path, say: Say = lambda line: None) -> Path:
     if text.startswith("run://"):
         name, _, step = text.removeprefix("run://").partition("@")
         return _model_in(Path("runs") / name, step or "last")
-    if "://" in text:
-        raise BadInput(f"model {text}", "a folder, run://NAME[@STEP|best|last], a catalogue name or a hub id", "the model's name")
+    if (version := stored(text)) is not None:
+        say(f"{text} is {version[1]}")
+        return _model_in(version[0].fetch(version[1]))
+    if is_remote(text):
+        return _model_in(fetch_folder(text))
     if text.lower() in CATALOGUE:
         return pull(text.lower(), say=say)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
         return from_hub(text)
     known = ", ".join(CATALOGUE)
-    raise NotFound(
-        f"no model {text}", f"an existing folder, one of {known}, or a hub id like owner/name", "model.base_model_path"
-    )
+    allowed = f"an existing folder, NAME@ALIAS|NUMBER of the store, s3://..., one of {known}, or a hub id like owner/name"
+    raise NotFound(f"no model {text}", allowed, "model.base_model_path")
 
 
 def base_of(adapter: Path) -> Path:

@@ -33,11 +33,11 @@ import os
 from dataclasses import field
 from typing import Literal
 
-from policyloop.store.backend import open_backend
+from policyloop.store.backend import is_remote, open_backend
 from policyloop.store.leases import Lease, holding
 from policyloop.store.log import After, Change, State
 from policyloop.store.manifest import File, Version
-from policyloop.store.registry import Shelf, Store, actor, cache_root
+from policyloop.store.registry import Shelf, Store, actor, cache_root, version_in
 from policyloop.types import settings
 
 __all__ = [
@@ -54,7 +54,10 @@ __all__ = [
     "actor",
     "cache_root",
     "holding",
+    "is_remote",
     "open_store",
+    "stored",
+    "version_in",
 ]
 
 
@@ -92,3 +95,15 @@ class StoreSettings:
 def open_store(uri: str | None = None, shelf: Shelf = "models") -> Store:
     """The store at a URI; nothing is read or written yet. Errors: BadInput for an unknown scheme."""
     return Store(open_backend(uri or os.environ.get("POLICYLOOP_STORE") or "store"), shelf)
+
+
+def stored(text: str, uri: str | None = None) -> tuple[Store, Version] | None:
+    """A stored version by name: `answers@stable`, `answers@3`, or with its store before it, `s3://bucket/store/answers@3`.
+
+    None: `text` is no such name. Errors: NotFound.
+    """
+    if text.startswith("run://") or "@" not in text.rpartition("/")[2]:
+        return None
+    where, slash, name = text.rpartition("/")
+    store = open_store(where if slash else uri)
+    return store, store.resolve(name)

@@ -43,6 +43,7 @@ Shelf = Literal["models", "datasets", "reward_models"]
 Files = Path | Mapping[str, bytes | Path]
 FRESH_S = 6 * 3600  # a blob this young is used as it lies; an older one is written again, so that no gc can think it unwanted
 GRACE_S = 24 * 3600  # and gc leaves unreferenced blobs this long: publishing has the difference to end in
+NOTE = "version.json"  # a fetched folder's own manifest: which version it is
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # formats that can run code when loaded
 
 
@@ -96,6 +97,19 @@ class Store:
                 raise NotFound(f"{name}@{number} is not in {self.uri}", f"one of its versions ({there})", "the version")
             self._manifests[key] = Version.decode(self.backend.read(key), f"{self.uri}/{key}")
         return self._manifests[key]
+
+    def raw_manifest(self, name: str, number: int) -> dict[str, Any]:
+        """The manifest as it lies there, whatever its schema."""
+        return json.loads(self.backend.read(self._manifest_key(name, number)))
+
+    def rewrite_manifest(self, version: Version) -> None:
+        """Only for `verify.migrate`: the same version in this schema."""
+        self.backend.replace(self._manifest_key(version.name, version.number), version.encode())
+
+    def tombstone(self, name: str, number: int) -> Version | None:
+        """The manifest of a version that retention deleted."""
+        key = f"{self._home(name)}/versions/{number:08d}/expired.json"
+        return None if self.backend.stat(key) is None else Version.decode(self.backend.read(key), f"{self.uri}/{key}")
 
     def resolve(self, text: str) -> Version:
         """`name@3`, `name@stable`, or `name` alone: its stable version, before there is one its newest. Errors: NotFound."""
@@ -184,6 +198,7 @@ class Store:
             for file in version.files:
                 (fresh / file.path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_durably(fresh / file.path, self._checked(version, file))
+            write_durably(fresh / NOTE, version.encode())
             try:
                 fresh.rename(target)
             except OSError:  # somebody else was faster: theirs was checked as well
@@ -402,6 +417,12 @@ def cache_root() -> Path:
     return Path(root) if root else Path.home() / ".cache" / "policyloop"
 
 
+def version_in(folder: Path) -> Version | None:
+    """Which version a fetched folder holds; None where it came from elsewhere."""
+    note = folder / NOTE
+    return Version.decode(note.read_bytes(), str(note)) if note.is_file() else None
+
+
 def _number(key: str) -> int:
     return int(key.rpartition("/")[2].removesuffix(".json"))
 
@@ -417,7 +438,7 @@ def _sources(files: Files) -> dict[str, bytes | Path]:
             raise NotFound(f"{files} is no folder", "a folder of files", str(files))
         hidden = [p for p in files.rglob("*") if any(part.startswith(".") for part in p.relative_to(files).parts)]
         files = {p.relative_to(files).as_posix(): p for p in files.rglob("*") if p.is_file() and p not in hidden}
-    found = {check_path(path): source for path, source in files.items()}
+    found = {check_path(path): source for path, source in files.items() if path != NOTE}
     unsafe = [path for path in found if path.casefold().endswith(UNSAFE)]
     if unsafe:
         raise BadInput(f"{', '.join(unsafe[:4])}: a format that can run code when it is loaded", "safetensors", "the files")

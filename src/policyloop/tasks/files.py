@@ -1,4 +1,4 @@
-"""The one seam between tasks and storage: a path or URI in, bytes out. `s3://` joins here when the store does.
+"""The one seam between tasks and storage: a path or URI (`s3://`, `gs://`, `az://`) in, bytes out.
 
 Example:
     >>> with open_bytes("train.jsonl") as stream: stream.readline()
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +16,15 @@ from pathlib import Path
 from typing import IO, cast
 
 from policyloop.errors import BadInput, Conflict, NotFound
+from policyloop.store import uris
+from policyloop.store.backend import is_remote
 
 
 def open_bytes(uri: str) -> IO[bytes]:
     """The file's bytes as a seekable stream; `.gz` is unpacked on the way."""
+    if is_remote(uri):
+        stream = uris.download(uri)
+        return cast(IO[bytes], gzip.open(stream, "rb")) if uri.endswith(".gz") else stream
     path = local(uri)
     try:
         return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
@@ -33,6 +37,12 @@ def open_bytes(uri: str) -> IO[bytes]:
 @contextmanager
 def create_bytes(uri: str, force: bool = False) -> Iterator[IO[bytes]]:
     """A new file that appears whole or not at all; an existing one is only replaced with `force`."""
+    if is_remote(uri):
+        with tempfile.NamedTemporaryFile() as written:
+            yield cast(IO[bytes], written)
+            written.flush()
+            uris.upload(uri, Path(written.name), force)
+        return
     path = local(uri)
     if path.exists() and not force:
         raise Conflict(f"{uri} exists already", "another name, or --force", uri)
@@ -49,28 +59,25 @@ def create_bytes(uri: str, force: bool = False) -> Iterator[IO[bytes]]:
 
 
 def is_folder(uri: str) -> bool:
-    return local(uri).is_dir()
+    return uris.is_folder(uri) if is_remote(uri) else local(uri).is_dir()
 
 
 def exists(uri: str) -> bool:
-    return local(uri).exists()
+    return uris.exists(uri) if is_remote(uri) else local(uri).exists()
 
 
 def list_files(uri: str, suffixes: tuple[str, ...]) -> list[str]:
     """All files below a folder with one of the suffixes, sorted; hidden files and folders left out."""
+    if is_remote(uri):
+        return uris.list_files(uri, suffixes)
     root = local(uri)
     found = (p for p in root.rglob("*") if p.is_file() and p.name.removesuffix(".gz").lower().endswith(suffixes))
     return sorted(str(p) for p in found if not any(part.startswith(".") for part in p.relative_to(root).parts))
 
 
 def local(uri: str) -> Path:
-    """The local path behind `uri`; other schemes are refused by name."""
-    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+)://", uri)
-    if scheme is None:
-        return Path(uri).expanduser()
-    if scheme[1].lower() == "file":
-        return Path(uri[scheme.end() :])
-    raise BadInput(f"{uri}: {scheme[1]}:// cannot be read yet", "a local path (copy or mount the data first)", uri)
+    """The local path behind `uri`."""
+    return Path(uri[len("file://") :] if uri.lower().startswith("file://") else uri).expanduser()
 
 
 def _neighbours(path: Path) -> str:

@@ -71,7 +71,7 @@ class TrainingSettings:
     betas, eps, weight_decay: AdamW. max_grad_norm: clip, null = off.
     precision: auto = bf16 where the chip does it fast, else fp16 with scaler on CUDA, else fp32; log-probs and losses always fp32.
     save_steps: steps between checkpoints (the last step is always saved). keep_last, keep_best: retention.
-    async_save: write in the background (snapshot first, one in flight). second_destination: a folder that gets a copy of each.
+    async_save: write in the background (snapshot first, one in flight). second_destination: a folder or s3://bucket/prefix that gets a copy of each.
     save_grace_s: seconds within which a SIGTERM'd run has saved and left. seed: of data order and sampling.
     threads: CPU threads (null = all cores); bit-for-bit resume needs the same number.
     early_stop: evaluations without a new best before the run stops; null = never. device: auto, cpu, cuda.

@@ -29,6 +29,7 @@ from typing import Any
 
 from policyloop.errors import StoreError
 from policyloop.store.durable import fsync_folder, write_durably
+from policyloop.store.uris import is_remote, mirror
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -62,7 +63,7 @@ class Checkpoints:
         keep_last: int = 2,
         keep_best: int = 1,
         higher_is_better: bool = True,
-        second: Path | None = None,
+        second: Path | str | None = None,
         asynchronous: bool = False,
         on_event: Callable[[str, dict[str, Any]], None] = lambda kind, info: None,
     ) -> None:
@@ -131,14 +132,18 @@ class Checkpoints:
         self._expire()
 
     def _copy(self, step: int, files: Mapping[str, bytes], score: float | None, tries: int = 3) -> None:
-        """The second destination is redundancy: it is tried again with back-off, and its failure is an event, not the end."""
+        """The second destination (a folder or a URI) is redundancy: tried again with back-off, and its failure is an event, not the end."""
         assert self.second is not None
+        name, about = f"{step:08d}", {"step": step, "score": score}
         for attempt in range(tries):
             try:
-                self.second.mkdir(parents=True, exist_ok=True)
-                write_folder(self.second, f"{step:08d}", files, {"step": step, "score": score})
+                if is_remote(str(self.second)):
+                    mirror({**files, MANIFEST: manifest_of(files, about)}, f"{str(self.second).rstrip('/')}/{name}")
+                else:
+                    Path(self.second).mkdir(parents=True, exist_ok=True)
+                    write_folder(Path(self.second), name, files, about)
                 return
-            except OSError as problem:
+            except (OSError, StoreError) as problem:
                 self.on_event("note", {"text": f"second destination {self.second}: {problem}", "attempt": attempt + 1})
                 time.sleep(0.1 * 2**attempt)
 
@@ -165,11 +170,7 @@ def write_folder(root: Path, name: str, files: Mapping[str, bytes], about: Mappi
         for path, data in files.items():
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             write_durably(work / path, data)
-        listed = [
-            {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in sorted(files.items())
-        ]
-        manifest = {"schema": SCHEMA, **about, "files": listed}
-        write_durably(work / MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_durably(work / MANIFEST, manifest_of(files, about))
         for folder in {(work / path).parent for path in files} | {work}:
             fsync_folder(folder)
         if final.exists():
@@ -180,6 +181,14 @@ def write_folder(root: Path, name: str, files: Mapping[str, bytes], about: Mappi
         raise
     fsync_folder(root)
     return final
+
+
+def manifest_of(files: Mapping[str, bytes], about: Mapping[str, Any]) -> bytes:
+    """What a checkpoint's manifest says of its files."""
+    listed = [
+        {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in sorted(files.items())
+    ]
+    return json.dumps({"schema": SCHEMA, **about, "files": listed}, indent=1).encode()
 
 
 def verify(path: Path) -> dict[str, Any] | None:

@@ -1,0 +1,130 @@
+"""From a run to the store: the best checkpoint with its lineage, opened again as a model; nothing is registered without a `store` table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from policyloop.errors import BadInput, NotFound, StoreError
+from policyloop.evaluation.model import open_model
+from policyloop.recipe import load, tree_of
+from policyloop.run import start
+from policyloop.store import open_store
+from policyloop.store.log import check_chain
+from policyloop.tasks import load_task
+from policyloop.training.checkpoint import Checkpoints
+from policyloop.training.folder import RunFolder
+from policyloop.training.register import into_store, register
+
+
+def recipe(place: Path, **store: Any) -> Any:
+    tree = {
+        "model": {"base_model_path": "tiny", "lora": {"r": 2}},
+        "data": {"task": "tiny_arithmetic"},
+        "rl_strategy": {"type": "sft"},
+        "training": {"steps": 2, "prompts_per_step": 4, "lr": 1e-3, "threads": 1, "precision": "fp32", "keep_last": 2},
+        "rollout": {"max_new_tokens": 4},
+        "evaluation": {"every": 1, "prompts": 4},
+        "store": {"uri": str(place / "store"), **store},
+    }
+    return load(tree)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    place = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLICYLOOP_CACHE", str(place / "cache"))
+        start(recipe(place, name="answers"), place / "runs" / "first", say=lambda line: None)
+    return place
+
+
+def test_the_best_checkpoint_is_registered_with_its_lineage(place: Path) -> None:
+    store = open_store(str(place / "store"))
+    (version,) = store.versions("answers")
+    best = Checkpoints(place / "runs/first/checkpoints").best()
+    assert best is not None
+    manifest = json.loads((place / "runs/first/manifest.json").read_text())
+    lineage = version.lineage
+    assert (lineage["run"], lineage["step"], lineage["seed"]) == ("first", best.step, 0)
+    assert lineage["config"] == manifest["config"] and lineage["config_sha256"] == manifest["config_sha256"]
+    assert lineage["code"]["policyloop"] and lineage["parent"] == "tiny"
+    ids = sorted(p.id for p in load_task(recipe(place).data, 0).train())
+    assert lineage["data"][0]["sha256"] == hashlib.sha256("\n".join(ids).encode()).hexdigest()
+    accuracy = version.evaluation["tiny_arithmetic"]["accuracy"]
+    assert accuracy["value"] == best.score and accuracy["n"] == 4 and len(accuracy["interval"]) == 2
+    assert (version.kind, version.base) == ("lora", {"model": "tiny"})
+    assert store.state("answers").candidate == 1 and check_chain(store.events("answers"), "answers") == []
+
+
+def test_the_version_answers_as_the_checkpoint_does(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICYLOOP_STORE", str(place / "store"))
+    monkeypatch.setenv("POLICYLOOP_CACHE", str(place / "cache"))
+    with open_model("answers@candidate") as stored:
+        assert stored.version == "answers@1"
+        assert json.loads((stored.path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
+        digest = stored.engine.status().digest
+    best = Checkpoints(place / "runs/first/checkpoints").best()
+    assert best is not None
+    with open_model(str(best.path / "policy")) as checkpoint:
+        assert checkpoint.engine.status().digest == digest
+
+
+def test_a_child_knows_its_parent_by_number(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICYLOOP_STORE", str(place / "store"))
+    monkeypatch.setenv("POLICYLOOP_CACHE", str(place / "cache"))
+    child = load({**tree_of(recipe(place, name="answers", register="last")), "model": {"base_model_path": "answers@candidate"}})
+    start(child, place / "runs" / "second", say=lambda line: None)
+    version = open_store(str(place / "store")).version("answers", 2)
+    assert version.lineage["parent"] == "answers@1" and version.lineage["step"] == 2
+    assert version.base == {"model": "tiny"}  # the same adapter went on: its base is its parent's
+    with open_model("answers@2") as opened:
+        assert opened.version == "answers@2"
+
+
+def test_registering_again_changes_nothing(place: Path) -> None:
+    store = open_store(str(place / "store"))
+    before = store.state("answers").n
+    assert register(store, place / "runs/first", name="answers").number == 1
+    assert store.state("answers").n == before
+    with pytest.raises(NotFound, match=r"whole checkpoint 7.*\(1, 2\)"):
+        register(store, place / "runs/first", which="7")
+
+
+def test_a_store_that_is_not_there_leaves_the_run_whole(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    said: list[str] = []
+    with pytest.raises(StoreError) as caught:
+        start(recipe(tmp_path / "file"), tmp_path / "run", say=said.append)
+    assert caught.value.fault in ("missing", "permission")
+    assert said[-1] == f"the run is whole; to register it later: policyloop models import {tmp_path / 'run'} --name run"
+    assert Checkpoints(tmp_path / "run/checkpoints").latest() is not None
+
+
+def test_without_the_table_nothing_is_registered() -> None:
+    assert load({"model": {"base_model_path": "tiny"}}).store is None
+    assert load({"model": {"base_model_path": "tiny"}, "store": {}}).store is not None
+
+
+HOOK = """
+from policyloop.store import moves
+
+def approve(store, version):
+    moves.promote(store, version, by="hook", reason="the hook says so", force=True)
+"""
+
+
+def test_a_hook_may_promote(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_hook.py").write_text(HOOK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = recipe(tmp_path, name="hooked", hook="my_hook:approve").store
+    into_store(settings, RunFolder(place / "runs/first"), say=lambda line: None)
+    assert open_store(str(tmp_path / "store")).state("hooked").stable == 1
+    with pytest.raises(BadInput, match=r"store\.hook = my_hook:nobody"):
+        into_store(recipe(tmp_path, hook="my_hook:nobody").store, RunFolder(place / "runs/first"), say=lambda line: None)
