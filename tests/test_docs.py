@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,7 +18,7 @@ from policyloop.algorithms.parts.value import ValueLoss
 from policyloop.cli import GROUPS, VERBS, _command
 from policyloop.config import load_yaml
 from policyloop.errors import Exit
-from policyloop.monitor.guards import GUARDS
+from policyloop.monitor.guards import GUARDS, Action
 from policyloop.monitor.metrics import METRICS
 from policyloop.recipe import Recipe, from_tree
 from policyloop.run import MAY_CHANGE
@@ -107,13 +107,16 @@ def test_metric_row_is_the_code_s(name: str) -> None:
 
 @pytest.mark.parametrize("name", GUARDS)
 def test_guard_row_is_the_code_s(name: str) -> None:
-    guard, default = GUARDS[name], getattr(HealthSettings(), name)
-    expected = f"| `{name}` | `{guard.metric}` | {guard.beyond} | {default} | {guard.action} | {guard.advice} |"
-    assert table_row(page("training.md"), name) == expected
+    g = GUARDS[name]
+    metric = f"`{g.metric}`" + (f" (with `{g.only}`)" if g.only else "")
+    cells = (f"`{name}`", metric, f"{g.beyond} {g.limit:g}", str(g.after), g.severity, g.action, g.means, g.change)
+    assert table_row(page("health.md"), name) == f"| {' | '.join(cells)} |"
+    assert getattr(HealthSettings(), name) == g.limit
 
 
-def test_every_health_key_is_documented() -> None:
-    assert [f.name for f in dataclasses.fields(HealthSettings) if f"`{f.name}`" not in page("training.md")] == []
+def test_every_health_key_and_action_is_documented() -> None:
+    names = [*(f.name for f in dataclasses.fields(HealthSettings)), *get_args(Action)]
+    assert [name for name in names if f"`{name}`" not in page("health.md") and f" {name}:" not in page("health.md")] == []
 
 
 def test_keys_that_may_change_on_resume_are_exactly_those_of_the_page() -> None:

@@ -3,7 +3,7 @@
 Each hook is a small object called with the finished `Step`, in the order of `run.hooks_of`. A hook that wants the run to end raises `Stop`.
 
 Example:
-    >>> train(source, trainer, start, name="run", hooks=[Metrics(folder), Health(folder, settings, trainer, checkpoints)])
+    >>> train(source, trainer, start, name="run", hooks=[Metrics(folder, log), Console(print), save])
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import torch
 from policyloop.engine import Weights
 from policyloop.loop import Step, Stop
 from policyloop.models.memory import peak_rss_bytes
-from policyloop.monitor.guards import check
+from policyloop.monitor.guards import FACTORS, LEAST, MOST, Finding
+from policyloop.monitor.health import Watch
 from policyloop.rollout.batch import to_batch
 from policyloop.rollout.source import Source
 from policyloop.training import HealthSettings
@@ -149,20 +150,23 @@ class Evaluate:
 
 @dataclass
 class Metrics:
-    """Adds what only the groups know, then writes one line to metrics.jsonl and to the trackers."""
+    """One line to metrics.jsonl and to the trackers."""
 
     folder: RunFolder
     log: Callable[[Mapping[str, float], int], None]
 
     def __call__(self, step: Step) -> None:
-        for name, value in group_metrics(step.groups, step.progress).items():
-            step.metrics.setdefault(name, value)  # a source that dropped groups knows what it sampled
-        generated = step.metrics["tokens/generated"]
-        step.metrics["tokens/ratio"] = step.metrics.get("tokens/trained", 0.0) / max(1.0, generated)
         step.metrics["sys/peak_rss_bytes"] = float(peak_rss_bytes())
         step.metrics["sys/threads"] = float(torch.get_num_threads())
         self.folder.metrics(dict(sorted(step.metrics.items())))
         self.log(step.metrics, step.progress.step)
+
+
+def group_figures(step: Step) -> None:
+    """Adds what only the groups know."""
+    for name, value in group_metrics(step.groups, step.progress).items():
+        step.metrics.setdefault(name, value)  # a source that dropped groups knows what it sampled
+    step.metrics["tokens/ratio"] = step.metrics.get("tokens/trained", 0.0) / max(1.0, step.metrics["tokens/generated"])
 
 
 def group_metrics(groups: Sequence[Group], progress: Progress) -> dict[str, float]:
@@ -197,25 +201,35 @@ def group_metrics(groups: Sequence[Group], progress: Progress) -> dict[str, floa
 
 @dataclass
 class Health:
-    """Guards: findings become events (each kind once until it clears); too many bad or empty steps in a row end the run."""
+    """Guards: findings become events and lines (each once until it clears) and do what `training.health.actions` says; too many bad or
+    empty steps in a row end the run. What the watch knows it reads from metrics.jsonl, so a resumed run goes on as if nothing had been."""
 
     folder: RunFolder
     settings: HealthSettings
     trainer: Trainer
     checkpoints: Checkpoints
     say: Callable[[str], None]
-    firing: set[str] = field(default_factory=set)
+    watch: Watch
+    ending: Stop | None = None
+
+    def __post_init__(self) -> None:
+        for row in self.folder.rows("metrics.jsonl"):
+            self.watch.derive(row)
+            self.watch.judge(row)
+
+    def measure(self, step: Step) -> None:
+        """Before the metrics line is written: the `health/*` figures."""
+        step.metrics.update(self.watch.derive(step.metrics))
 
     def __call__(self, step: Step) -> None:
         number = step.progress.step
-        findings = check(step.metrics, self.settings)
-        for finding in findings:
-            if finding.guard not in self.firing:
-                self.folder.event("guard", number, **asdict(finding), sentence=finding.sentence)
-                self.say(f"{finding.action}: {finding.sentence}")
-        self.firing = {f.guard for f in findings}
+        for finding, new in self.watch.judge(step.metrics):
+            done = self._act(finding)
+            if new or done:
+                self.folder.event("guard", number, **asdict(finding), done=done, sentence=finding.sentence)
+                self.say(f"{finding.severity}: {finding.sentence}" + (f" ({done})" if done else ""))
         if self.trainer.bad_in_a_row >= self.settings.max_bad_steps:
-            self._restore(number)
+            self._last_good()
         if self.trainer.skipped_in_a_row >= self.settings.max_skipped_steps:
             raise Stop(
                 f"{self.trainer.skipped_in_a_row} steps in a row had no group with any signal (all rewards of a prompt were equal)",
@@ -223,7 +237,38 @@ class Health:
                 failed=True,
             )
 
-    def _restore(self, number: int) -> None:
+    def end(self, step: Step) -> None:
+        """After the checkpoint of this step is on disk: what a guard has decided about the run."""
+        if self.ending is not None:
+            raise self.ending
+
+    def _act(self, finding: Finding) -> str:
+        """Do what is due; in words, empty where a guard only speaks or no factor has room left."""
+        if finding.action == "stop":
+            self.ending = Stop(f"{finding.guard}: {finding.sentence}", failed=True, advice=finding.advice)
+            return "the run stops"
+        if finding.action == "restore":
+            self.ending = self._best(finding)
+            return "the run stops at its best checkpoint"
+        changed = []
+        for path, factor in FACTORS.get(finding.action, {}).items():
+            before = self.trainer.factors.get(path, 1.0)
+            after = min(MOST, max(LEAST, before * factor))
+            if after != before:
+                self.trainer.factors[path] = after
+                changed.append(f"{path} is now {after:g} times what the recipe says")
+        return ", ".join(changed)
+
+    def _best(self, finding: Finding) -> Stop:
+        """Go back to the best checkpoint: later ones are set aside. Without one that beats the start the run has failed."""
+        self.checkpoints.wait()
+        best = self.checkpoints.best()
+        border = self.watch.border
+        if best is None or (border is not None and self.watch.sign * (best.score or 0.0) < border):
+            return Stop(f"{finding.sentence} (no checkpoint is better than the start)", failed=True, advice=finding.advice)
+        return Stop(f"{finding.sentence} (the checkpoint of step {best.step} is restored)", restore=best.step)
+
+    def _last_good(self) -> None:
         good = self.checkpoints.latest()
         if good is not None:
             self.trainer.load(good.files())
@@ -242,7 +287,7 @@ def dump_bad(folder: RunFolder) -> Callable[[Mapping[str, Any]], None]:
         target = folder.path / "bad"
         target.mkdir(exist_ok=True)
         (target / f"{info['step'] + 1:08d}-{info['update']}.json").write_text(json.dumps(info))
-        folder.event("guard", info["step"] + 1, guard="non_finite", action="skip", loss=info["loss"], grad_norm=info["grad_norm"])
+        folder.event("refused", info["step"] + 1, update=info["update"], loss=info["loss"], grad_norm=info["grad_norm"])
 
     return dump
 

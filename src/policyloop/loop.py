@@ -35,11 +35,12 @@ class Step:
 
 
 class Stop(Exception):
-    """A hook ends the run in good order: `reason` is one sentence, `info` goes into the event."""
+    """A hook ends the run in good order: `reason` is one sentence, `info` goes into the event; `progress` is where the run stood."""
 
     def __init__(self, reason: str, **info: Any) -> None:
         super().__init__(reason)
         self.reason, self.info = reason, info
+        self.progress: Progress | None = None
 
 
 Hook = Callable[[Step], None]
@@ -55,6 +56,10 @@ def train(source: Source, learner: Learner, start: Progress, *, name: str, hooks
         if source.wants_weights:
             source.publish(learner.weights(f"{name}#{progress.step}"))
         done = Step(progress, groups, {"step": progress.step, **source.metrics, **metrics})
-        for hook in hooks:
-            hook(done)
+        try:
+            for hook in hooks:
+                hook(done)
+        except Stop as stop:
+            stop.progress = progress
+            raise
     return progress

@@ -27,6 +27,7 @@ from policyloop.errors import BadInput
 from policyloop.evaluation import EvaluationSettings
 from policyloop.models import ModelSettings
 from policyloop.monitor import MonitorSettings
+from policyloop.monitor.guards import FACTORS, GUARDS
 from policyloop.rewards import RewardsSettings
 from policyloop.rollout import RolloutSettings
 from policyloop.spellings import FOREIGN, translate
@@ -262,7 +263,19 @@ def _check_run(recipe: Recipe) -> None:
         "evaluation.every: 1 or more",
         "evaluation.every",
     )
+    _check_health(recipe)
     need(len(recipe.rewards.terms) > 0, "rewards.terms is empty", "at least one reward", "rewards.terms")
+
+
+def _check_health(recipe: Recipe) -> None:
+    """An action needs the number it changes."""
+    for name, action in recipe.training.health.actions.items():
+        where = f"training.health.actions.{name}"
+        need(name in GUARDS, f"{where} names no guard", f"one of {', '.join(GUARDS)}", where)
+        for path in FACTORS.get(action, {}):
+            number = recipe.training if path == "lr" else value_at(recipe, f"rl_strategy.{path}")
+            given = f"{where} = {action}, and this algorithm has no {path}"
+            need(number is not None, given, "warn, lower_lr, stop or restore", where)
 
 
 def _check_strategy(a: PolicyGradient) -> None:

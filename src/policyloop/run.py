@@ -40,6 +40,7 @@ from policyloop.hooks import (
     Save,
     Signals,
     dump_bad,
+    group_figures,
     restore,
 )
 from policyloop.loop import Hook, Step, Stop, train
@@ -47,6 +48,7 @@ from policyloop.models.catalogue import resolve
 from policyloop.models.critic import CriticModel, load_critic
 from policyloop.models.policy import PolicyModel, load_policy
 from policyloop.models.template import Renderer, load_renderer
+from policyloop.monitor.health import Watch
 from policyloop.monitor.trackers import open_trackers
 from policyloop.recipe import Plan, Recipe, device_of, plan, tree_of
 from policyloop.rewards.scorer import Scorer
@@ -245,15 +247,26 @@ def _start(recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: 
         raise leave(save, source, stopped) from None
     except Stop as stopped:
         checkpoints.wait()
-        folder.event("stop", parts.trainer.updates, reason=stopped.reason, **stopped.info)
+        progress = stopped.progress or progress
+        folder.event("stop", progress.step, reason=stopped.reason, **stopped.info)
         if stopped.info.get("failed"):
             raise Problem(stopped.reason, stopped.info.get("advice", "")) from None
+        if "restore" in stopped.info:
+            progress = back_to(checkpoints, stopped.info["restore"], parts, source, judge)
         say(f"stopped early: {stopped.reason}")
     checkpoints.wait()
     parts.renderer.save(folder.path / "renderer")
     if recipe.store is not None:
         into_store(recipe.store, folder, say)
     return Run(folder.path, parts, progress)
+
+
+def back_to(checkpoints: Checkpoints, step: int, parts: Parts, source: Source, judge: Evaluate) -> Progress:
+    """A guard gives the run back to an earlier checkpoint: later ones are set aside, so that every MODEL of this run is that one."""
+    checkpoints.set_aside(step)
+    chosen = checkpoints.latest()
+    assert chosen is not None and chosen.step == step
+    return restore(chosen, parts.trainer, source, judge)[0]
 
 
 def open_folder(recipe: Recipe, path: Path, resume: str, say: Say) -> tuple[RunFolder, bool]:
@@ -353,7 +366,9 @@ def hooks_of(parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: E
     recipe = parts.recipe
     log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, tree_of(recipe))
     samples = Samples(folder, parts.trainer, parts.renderer, recipe.rollout.samples, recipe.rollout.explain_every)
-    health = Health(folder, recipe.training.health, parts.trainer, checkpoints, say)
+    start = next((e for e in folder.rows("events.jsonl") if e["kind"] == "baseline"), None)
+    watch = Watch(recipe.training.health, recipe.evaluation.metric, recipe.evaluation.better == "higher", start)
+    health = Health(folder, recipe.training.health, parts.trainer, checkpoints, say, watch)
     every = None if recipe.model.reference_model_freeze else recipe.model.reference_sync_steps
 
     def follow(step: Step) -> None:
@@ -361,7 +376,19 @@ def hooks_of(parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: E
         if every and step.progress.step % every == 0:
             parts.policy.sync_reference()
 
-    return [judge, samples, Metrics(folder, log), Console(say), health, follow, save, judge.check]
+    return [
+        judge,
+        samples,
+        group_figures,
+        health.measure,
+        Metrics(folder, log),
+        Console(say),
+        health,
+        follow,
+        save,
+        health.end,
+        judge.check,
+    ]
 
 
 def resume_from(

@@ -122,6 +122,20 @@ METRICS: dict[str, Metric] = {
     "eval/accuracy_low": _gauge("ratio", "lower end of its 95 % interval"),
     "eval/accuracy_high": _gauge("ratio", "upper end of its 95 % interval"),
     "eval/*": _gauge("evaluation", "other figures of the held-out evaluation"),
+    # health: what a step means given those before it; read by the guards
+    "health/update_success": _gauge("ratio", "updates that were finite / updates tried, since the start of the run"),
+    "health/grad_norm_spike": _gauge("ratio", "gradient norm / median of up to 20 steps before it"),
+    "health/clip_share": _gauge("ratio", "clip/low + clip/high"),
+    "health/entropy_ratio": _gauge("ratio", "entropy, mean of the last five steps / mean of the first five"),
+    "health/length_ratio": _gauge("ratio", "completion length, mean of the last five steps / mean of the first five"),
+    "health/reward_drift": _gauge(
+        "std", "rise of the reward minus rise of the raw outcome since the first five steps, each in its own standard deviations"
+    ),
+    "health/reward_dominance": _gauge("ratio", "largest share of one reward among the shares of all"),
+    "health/length_reward": _gauge("correlation", "absolute correlation of the rewards with length, weighted by reward/share"),
+    "health/unscored_share": _gauge("ratio", "completions without a reward / all"),
+    "health/below_start": _gauge("metric", "worse end of the held-out interval before training minus the held-out result"),
+    "health/falls_in_row": _gauge("evaluations", "held-out evaluations in a row, each worse than the one before"),
     # time: the only keys besides sys/* that differ between two equal runs
     "time/*": _gauge("seconds", "wall time of a part of the step; `*_per_s` are rates"),
     "sys/*": _gauge("system", "memory and threads of the process"),

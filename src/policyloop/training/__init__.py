@@ -5,9 +5,11 @@ Example: `TrainingSettings(steps=20, prompts_per_step=8, lr=2e-4)` with group si
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
+from policyloop.monitor.guards import Action, limit_of
 from policyloop.types import settings
 
 
@@ -28,21 +30,41 @@ class HealthSettings:
 
     max_bad_steps: non-finite updates in a row (each skipped, dumped, counted) before the last good checkpoint is restored and
     the run stops. max_skipped_steps: steps without any trainable row in a row before the run stops.
-    grad_norm_warn, grad_norm_alarm: pre-clip gradient norm. entropy_low, entropy_high: band in nats per token.
-    kl_alarm: approx_kl/k3 between old and new policy, per update. zero_std_warn: share of groups without signal.
-    truncated_warn: share of completions cut off by the token limit. retained_zero_std_alarm: GFPO's retained sets without spread.
+    actions: guard -> what it does beyond speaking, where its default is not wanted: `warn` (speak only), `lower_lr` (half), `raise_kl`
+    (1.5 times), `shrink_clip` (0.8 times), `stop`, `restore` (stop at the best checkpoint).
+    Every other key is the limit of the guard of that name; null switches it off.
     """
 
     max_bad_steps: int = 5
     max_skipped_steps: int = 10
-    grad_norm_warn: float = 1.0
-    grad_norm_alarm: float = 1.5
-    entropy_low: float = 0.05
-    entropy_high: float = 5.0
-    kl_alarm: float = 0.02
-    zero_std_warn: float = 0.8
-    truncated_warn: float = 0.5
-    retained_zero_std_alarm: float = 0.5
+    actions: Mapping[str, Action] = field(default_factory=dict)
+    non_finite: float | None = limit_of("non_finite")
+    update_success_warn: float | None = limit_of("update_success_warn")
+    grad_norm_alarm: float | None = limit_of("grad_norm_alarm")
+    grad_norm_warn: float | None = limit_of("grad_norm_warn")
+    grad_norm_spike: float | None = limit_of("grad_norm_spike")
+    kl_alarm: float | None = limit_of("kl_alarm")
+    ref_kl_warn: float | None = limit_of("ref_kl_warn")
+    clip_warn: float | None = limit_of("clip_warn")
+    mismatch_alarm: float | None = limit_of("mismatch_alarm")
+    mismatch_kl_alarm: float | None = limit_of("mismatch_kl_alarm")
+    entropy_low: float | None = limit_of("entropy_low")
+    entropy_high: float | None = limit_of("entropy_high")
+    entropy_fall: float | None = limit_of("entropy_fall")
+    zero_std_warn: float | None = limit_of("zero_std_warn")
+    all_wrong_warn: float | None = limit_of("all_wrong_warn")
+    all_correct_warn: float | None = limit_of("all_correct_warn")
+    retained_zero_std_alarm: float | None = limit_of("retained_zero_std_alarm")
+    truncated_warn: float | None = limit_of("truncated_warn")
+    length_growth_warn: float | None = limit_of("length_growth_warn")
+    length_collapse_warn: float | None = limit_of("length_collapse_warn")
+    unscored_warn: float | None = limit_of("unscored_warn")
+    range_warn: float | None = limit_of("range_warn")
+    dominance_warn: float | None = limit_of("dominance_warn")
+    length_reward_warn: float | None = limit_of("length_reward_warn")
+    reward_drift_warn: float | None = limit_of("reward_drift_warn")
+    accuracy_below_start: float | None = limit_of("accuracy_below_start")
+    accuracy_falling: float | None = limit_of("accuracy_falling")
 
 
 @settings

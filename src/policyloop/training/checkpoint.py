@@ -114,6 +114,16 @@ class Checkpoints:
         scored = [c for c in self.all() if c.score is not None]
         return min(scored, key=self._rank) if scored else None
 
+    def set_aside(self, after: int) -> None:
+        """Checkpoints later than `after` move to `aside/` beside the root: kept for whoever looks into them, picked up by nothing."""
+        aside = self.root.with_name("aside")
+        for checkpoint in self.all():
+            if checkpoint.step > after:
+                aside.mkdir(exist_ok=True)
+                shutil.rmtree(aside / checkpoint.path.name, ignore_errors=True)
+                os.rename(checkpoint.path, aside / checkpoint.path.name)
+        fsync_folder(self.root)
+
     def _rank(self, checkpoint: Checkpoint) -> tuple[float, int]:
         """Best first; of equals the earlier (it reached the score with less training)."""
         score = checkpoint.score or 0.0

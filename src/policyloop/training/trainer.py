@@ -29,6 +29,7 @@ from torch import Tensor
 from policyloop.algorithms.loss import Stat
 from policyloop.algorithms.objective import ActorCritic, Objective, Repeating
 from policyloop.algorithms.parts.controller import Controller, controllers_of, moved
+from policyloop.algorithms.parts.schedule import scaled
 from policyloop.engine import Weights
 from policyloop.errors import Problem
 from policyloop.models.critic import Critic
@@ -81,6 +82,7 @@ class Trainer:
         self.controllers: dict[str, Controller] = controllers_of(objective)
         assert (critic is not None) == objective.needs_critic, "an objective with a value loss needs a critic, another has none"
         self.critic, self.critic_warmup = critic, critic_warmup
+        self.factors: dict[str, float] = {}  # what guards have done to `lr` and to numbers of the algorithm
         self.seen = Seen([], [])
 
     # --- one step -----------------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ class Trainer:
         start = time.monotonic()
         for controller in self.controllers.values():
             controller.meet(groups)
-        objective = self.objective.at(progress, {name: c.value for name, c in self.controllers.items()})
+        objective = scaled(self.objective.at(progress, {name: c.value for name, c in self.controllers.items()}), self.factors)
         marked = objective.mark(groups)
         batch, tokens = to_batch(marked)
         batch = self._measure(objective, batch, tokens)
@@ -276,7 +278,7 @@ class Trainer:
         self.on_bad({"step": progress.step, "update": self.updates, "loss": loss, "grad_norm": norm, "rows": dump})
 
     def _lr(self, progress: Progress) -> float:
-        return self.lr * lr_factor(self.settings, self.updates, progress.updates)
+        return self.lr * self.factors.get("lr", 1.0) * lr_factor(self.settings, self.updates, progress.updates)
 
     # --- weights and state --------------------------------------------------------------------------------------------------
 
@@ -292,6 +294,7 @@ class Trainer:
             "budget": self.budget,
             "bad": [self.bad_in_a_row, self.bad_total, self.skipped_in_a_row],
             "controllers": {name: c.state() for name, c in self.controllers.items()},
+            "factors": self.factors,
             "scaler": self.scaler.state_dict(),
             "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         }
@@ -318,6 +321,7 @@ class Trainer:
         state = json.loads(files["trainer.json"])
         self.updates, self.budget = state["updates"], state["budget"]
         self.bad_in_a_row, self.bad_total, self.skipped_in_a_row = state["bad"]
+        self.factors = dict(state.get("factors", {}))
         for name, controller in self.controllers.items():
             if name in state["controllers"]:  # a controller that the config got since starts afresh
                 controller.load(state["controllers"][name])

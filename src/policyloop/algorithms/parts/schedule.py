@@ -62,6 +62,20 @@ def resolve(part: Any, progress: Progress, controllers: Mapping[str, float], whe
     return dataclasses.replace(part, **changes) if changes else part
 
 
+def scaled(part: Any, factors: Mapping[str, float], where: str = "") -> Any:
+    """The part with the numbers at the given paths multiplied (`kl.coef`, `surrogate.low`); paths it does not have are passed over."""
+    if not factors or not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return part
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(part):
+        value, path = getattr(part, field.name), f"{where}{field.name}"
+        if path in factors and isinstance(value, int | float):
+            changes[field.name] = value * factors[path]
+        elif dataclasses.is_dataclass(value) and (fresh := scaled(value, factors, f"{path}.")) is not value:
+            changes[field.name] = fresh
+    return dataclasses.replace(part, **changes) if changes else part
+
+
 def plain(value: Number) -> float:
     """A number that `resolve` has been over."""
     assert isinstance(value, (int, float)), f"{value} was not resolved"
