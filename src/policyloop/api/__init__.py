@@ -6,8 +6,8 @@ streams; `keys` and `quotas` say who may do what and how much of it; `lifecycle`
 
 Example:
     >>> app = make_app("policyloop serve", Edge(Lifecycle(), Guard(KeyFile(None)), Meters(SERVING)))
-    >>> @app.post("/v1/feedback")
-    ... async def feedback(body: FeedbackBody, key: Annotated[Key, Depends(needs("feedback"))]) -> dict: ...
+    >>> @app.post("/v1/completions")
+    ... async def completions(body: CompletionBody, key: Annotated[Key, Depends(needs("infer"))]) -> dict: ...
 """
 
 from __future__ import annotations

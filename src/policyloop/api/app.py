@@ -4,8 +4,8 @@ In: an `Edge` (life, keys, quotas, meters). Out: a FastAPI application to which 
 
 Example:
     >>> app = make_app("policyloop serve", Edge(life, KeyFile(None), Meters(SERVING)))
-    >>> @app.post("/v1/feedback")
-    ... async def feedback(body: FeedbackBody, key: Annotated[Key, Depends(needs("feedback"))]) -> dict: ...
+    >>> @app.post("/v1/completions")
+    ... async def completions(body: CompletionBody, key: Annotated[Key, Depends(needs("infer"))]) -> dict: ...
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from policyloop.errors import Problem
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 MOST_BYTES = 4 << 20
+GONE = 499  # the client left before there was an answer
 Scopes = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scopes]]
 Send = Callable[[Scopes], Awaitable[None]]
@@ -124,13 +125,16 @@ class Envelope:
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         identity = new_request_id(given.get(REQUEST_ID))
         scope.setdefault("state", {})["request_id"] = identity
-        seen = 0
+        seen, status, version = 0, 0, self.edge.life.version()
 
         async def named(message: Scopes) -> None:
+            nonlocal status, version
             if message["type"] == "http.response.start":
                 headers = list(message["headers"])
+                status = message["status"]
+                version = next((value.decode() for name, value in headers if name.decode() == VERSION), version)
                 names = {name for name, _ in headers}
-                for name, value in ((REQUEST_ID, identity), (VERSION, header(self.edge.life.version()))):
+                for name, value in ((REQUEST_ID, identity), (VERSION, header(version))):
                     if name.encode() not in names:
                         headers.append((name.encode(), value.encode()))
                 message = {**message, "headers": headers}
@@ -144,7 +148,12 @@ class Envelope:
                 raise HTTPException(413, f"the body has more than {self.edge.most_bytes} bytes")
             return message
 
-        await self.app(scope, limited, named)
+        try:
+            await self.app(scope, limited, named)
+        finally:
+            if self.edge.meters.knows("requests_total"):
+                route = getattr(scope.get("route"), "path", "other")  # never what a caller made up
+                self.edge.meters.add("requests_total", route=route, code=str(status or GONE), version=version)
 
 
 def _json(found: Fault) -> Response:
@@ -187,7 +196,8 @@ def _probes(app: FastAPI, edge: Edge, before_metrics: Callable[[], None]) -> Non
 
     async def metrics() -> Response:
         before_metrics()
-        edge.meters.set("heartbeat_age_seconds", edge.life.beat_age_s())
+        if edge.meters.knows("heartbeat_age_seconds"):
+            edge.meters.set("heartbeat_age_seconds", edge.life.beat_age_s())
         return Response(edge.meters.text(), media_type=TYPE)
 
     app.add_api_route("/metrics", metrics, methods=["GET"], response_class=Response)

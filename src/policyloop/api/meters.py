@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from policyloop.monitor.metrics import LATENCY_EDGES_S, Metric, service_name
 
+disable_created_metrics()  # a series per series that says when it began: noise
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -28,6 +29,9 @@ class Meters:
             more: dict[str, Any] = {"buckets": LATENCY_EDGES_S} if metric.kind == "histogram" else {}
             made = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
             self._by_name[name] = made(service_name(name), metric.help, metric.labels, registry=self.registry, **more)
+
+    def knows(self, name: str) -> bool:
+        return name in self._by_name
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
         self._of(name, labels).inc(amount)

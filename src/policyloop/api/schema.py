@@ -164,12 +164,6 @@ class PredictBody(Body):
     question: str = Field(min_length=1)
 
 
-class FeedbackBody(Body):
-    request_id: str = Field(min_length=1, max_length=128)
-    kind: Literal["thumb", "score", "answer", "edit", "outcome"]
-    value: bool | Number | Annotated[str, Field(max_length=100_000)]
-
-
 class PredictReply(BaseModel):
     answer: str
     reasoning: str

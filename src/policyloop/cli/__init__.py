@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
     "trace": ("models:trace", "Where a version comes from: config, data, parent, gate, approver."),
     "chat": ("evaluate:chat", "Ask a model; --versus shows two side by side."),
+    "serve": ("serve:serve", "Serve a model: OpenAI API and /predict."),
 }
 GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     "data": (

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 class Request:
     """One prompt to sample `params.n` completions of. `uid` seeds the random numbers: u = hash(seed, uid, sample, position).
 
-    `max_new_tokens` per sample may be capped by the context; `first_sample` numbers the samples when a group is split.
+    `max_new_tokens` per sample may be capped by the context; `first_sample` numbers the samples when a group is split. For `stream`:
+    `client` is whom the queue is fair to, `deadline` (time.monotonic()) ends what is not finished then.
     """
 
     uid: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     first_sample: int = 0
+    client: str = ""
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,16 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Status:
+    """`base`: digest of the weights the engine was loaded from. `prefix_tokens`: prompt tokens found in the prefix cache so far."""
+
     version: str
     digest: str
     running: int = 0
     waiting: int = 0
     kv_used_ratio: float = 0.0
     heartbeat_age_s: float = 0.0
+    base: str = ""
+    prefix_tokens: int = 0
 
 
 class Engine(Protocol):

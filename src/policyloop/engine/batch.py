@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policyloop.engine.kv import Cache, Prefill
+from policyloop.engine.prefixes import Prefixes
 from policyloop.engine.randoms import uniforms
 from policyloop.engine.rows import Row
 from policyloop.engine.sampling import Truncation, sample
@@ -89,8 +90,10 @@ class Batch(Protocol):
 class SharedBatch:
     """All rows in one forward a step; see `kv`."""
 
-    def __init__(self, model: PreTrainedModel, budget: Budget, began: Callable[[Row], None]) -> None:
-        self.model, self.budget, self.began = model, budget, began
+    def __init__(
+        self, model: PreTrainedModel, budget: Budget, began: Callable[[Row], None], prefixes: Prefixes | None = None
+    ) -> None:
+        self.model, self.budget, self.began, self.prefixes = model, budget, began, prefixes
         self.cache = Cache()
         self.rows: list[Row] = []  # in the cache's order
 
@@ -98,8 +101,12 @@ class SharedBatch:
         for part in _parts(self.budget.take(waiting, self.rows, self.tokens())):
             for row in (fresh := [row for rows in part for row in rows]):
                 self.began(row)
-            state = Prefill([len(rows[0].request.prompt_token_ids) for rows in part])
-            logits = self.prefill(state, [rows[0].request.prompt_token_ids for rows in part])
+            prompts = [rows[0].request.prompt_token_ids for rows in part]
+            heads = None if self.prefixes is None else [self.prefixes.find(ids) for ids in prompts]
+            state = Prefill([len(ids) for ids in prompts], heads)
+            logits = self.prefill(state, prompts)
+            if self.prefixes is not None:
+                self.prefixes.keep(prompts, state)
             samples = [len(rows) for rows in part]
             self.cache.add(state, samples)
             alive = advance(fresh, logits.repeat_interleave(torch.tensor(samples, device=logits.device), 0))
@@ -108,9 +115,10 @@ class SharedBatch:
 
     def prefill(self, state: Prefill, prompts: Sequence[Sequence[int]]) -> Tensor:
         """(prompts, V) logits after each prompt's last token; all prompts lie in one row, without padding."""
-        ids = [i for p in prompts for i in p]
-        positions = [t for p in prompts for t in range(len(p))]
-        ends = np.cumsum([len(p) for p in prompts]) - 1
+        fed = list(zip(prompts, state.fed, strict=True))
+        ids = [i for p, n in fed for i in p[len(p) - n :]]
+        positions = [t for p, n in fed for t in range(len(p) - n, len(p))]
+        ends = np.cumsum(state.fed) - 1
         return self._forward(ids, positions, state, False, torch.from_numpy(ends).to(self.model.device))[0]
 
     def step(self) -> None:
@@ -153,9 +161,11 @@ class SharedBatch:
 
 
 class PlainBatch:
-    """One cache per request, the module's own; correct for every causal LM with a DynamicCache, not fast."""
+    """One cache per request, the module's own; correct for every causal LM with a DynamicCache, not fast. Keeps no prefixes."""
 
-    def __init__(self, model: PreTrainedModel, budget: Budget, began: Callable[[Row], None]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, budget: Budget, began: Callable[[Row], None], prefixes: Prefixes | None = None
+    ) -> None:
         self.model, self.budget, self.began = model, budget, began
         self.groups: list[tuple[list[Row], Any]] = []
 

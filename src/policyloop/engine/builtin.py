@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from policyloop.engine import Ack, Delta, EngineSpec, Request, Status, Weights
 from policyloop.engine.batch import Batch, Budget, PlainBatch, SharedBatch
 from policyloop.engine.kv import ATTENTION, Prefill
+from policyloop.engine.prefixes import Prefixes
 from policyloop.engine.randoms import row_keys
 from policyloop.engine.rows import Row, StopText, TextRenderer
 from policyloop.engine.sampling import check
@@ -39,9 +40,10 @@ from policyloop.models.template import load_renderer
 from policyloop.types import Completion
 
 log = logging.getLogger(__name__)
-OPTIONS = ("template", "max_rows", "max_kv_tokens")
+OPTIONS = ("template", "max_rows", "max_kv_tokens", "prefix_tokens")
 MAX_ROWS = {"cpu": 64, "cuda": 256}  # more rows per step gain little there and hold memory
 KV_BYTES = 1 << 30
+PREFIX_BYTES = 1 << 28
 
 
 class BuiltinEngine:
@@ -55,6 +57,7 @@ class BuiltinEngine:
         base: str = "",
         max_rows: int | None = None,
         max_kv_tokens: int | None = None,
+        prefix_tokens: int | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.renderer, self.version, self.base, self.digest = renderer, version, base, base
@@ -68,7 +71,8 @@ class BuiltinEngine:
         rows = max_rows or MAX_ROWS.get(model.device.type, 64)
         self.budget = Budget(rows, max_kv_tokens or max(self.context, KV_BYTES // kv_bytes_per_token(model)))
         self._turn = threading.Lock()
-        self._server = Server(self._new_batch, self._turn)
+        self.prefixes = Prefixes(prefix_tokens if prefix_tokens is not None else PREFIX_BYTES // kv_bytes_per_token(model))
+        self._server = Server(self._new_served_batch, self._turn)
 
     @classmethod
     def load(cls, spec: EngineSpec) -> BuiltinEngine:
@@ -129,11 +133,15 @@ class BuiltinEngine:
             odd = next(i for i in ids if not 0 <= i < self.vocabulary)
             raise BadInput(f"token id {odd} in the prompt", f"0 to {self.vocabulary - 1}", "the prompt")
 
-    def _new_batch(self) -> Batch:
+    def _new_batch(self, prefixes: Prefixes | None = None) -> Batch:
         def began(row: Row) -> None:
             row.version = self.version
 
-        return (SharedBatch if self.shares else PlainBatch)(self.model, self.budget, began)
+        return (SharedBatch if self.shares else PlainBatch)(self.model, self.budget, began, prefixes)
+
+    def _new_served_batch(self) -> Batch:
+        self.prefixes.clear()  # a batch begins anew after a failure: nothing of it is trusted
+        return self._new_batch(self.prefixes)
 
     @torch.inference_mode()
     def score(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
@@ -161,6 +169,7 @@ class BuiltinEngine:
         change = self.copy.prepare(weights)
         with self._server.quiet(), self._turn:
             change()
+            self.prefixes.clear()
             self.version, self.digest = weights.version, weights.digest
         return Ack(self.version, self.digest)
 
@@ -186,8 +195,9 @@ class BuiltinEngine:
 
     def status(self) -> Status:
         server = self._server
-        running, waiting = len(server.batch.rows), sum(map(len, list(server.waiting)))
-        return Status(self.version, self.digest, running, waiting, server.batch.tokens() / self.budget.tokens, server.beat_age_s)
+        running, waiting = len(server.batch.rows), sum(map(len, [*list(server.waiting), *server.arrived]))
+        used = server.batch.tokens() / self.budget.tokens
+        return Status(self.version, self.digest, running, waiting, used, server.beat_age_s, self.base, self.prefixes.found)
 
     def close(self, drain_s: float = 0.0) -> None:
         self._server.close(drain_s)

@@ -11,7 +11,8 @@ Example: two prompts with 4 samples each: prompt KV of 2, own KV of 8, groups [0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,24 +25,53 @@ GROW = 64  # own space is allocated in steps of so many tokens
 NEVER = -1e30  # a score that softmax turns into 0
 
 
-class Prefill:
-    """Prompts on their way in, packed into one row without padding; collects their keys and values per layer, (1, kv heads, L, D)."""
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first `length` tokens of a prompt, done before: keys and values per layer, (1, kv heads, >= length, D)."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    length: int
+    keys: Mapping[int, Tensor]
+    values: Mapping[int, Tensor]
+
+
+class Prefill:
+    """Prompts on their way in, packed into one row without padding; collects their keys and values per layer, (1, kv heads, L, D).
+
+    `lengths`: whole prompts. `heads`: what of each is there already and is not fed again (None: nothing)."""
+
+    def __init__(self, lengths: Sequence[int], heads: Sequence[Head | None] | None = None) -> None:
         self.lengths = list(lengths)
+        self.heads = heads if heads is not None and any(heads) else None
+        done = [0 if head is None else head.length for head in self.heads or [None] * len(self.lengths)]
+        self.fed = [n - m for n, m in zip(self.lengths, done, strict=True)]
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float, window: int | None) -> Tensor:
         """Every prompt looks at itself alone."""
+        if self.heads is not None:
+            k = self._behind([None if head is None else head.keys[layer][:, :, : head.length] for head in self.heads], k)
+            v = self._behind([None if head is None else head.values[layer][:, :, : head.length] for head in self.heads], v)
         self.keys[layer], self.values[layer] = k, v
         grouped = q.shape[1] != k.shape[1]
         pieces = []
-        for qp, kp, vp in zip(*(x.split(self.lengths, 2) for x in (q, k, v)), strict=True):
-            mask = _causal_window(qp.shape[2], window, q.device)
+        for qp, kp, vp in zip(q.split(self.fed, 2), k.split(self.lengths, 2), v.split(self.lengths, 2), strict=True):
+            mask = _causal_window(qp.shape[2], kp.shape[2], window, q.device)
             causal = mask is None
             pieces.append(F.scaled_dot_product_attention(qp, kp, vp, mask, is_causal=causal, scale=scaling, enable_gqa=grouped))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
+
+    def _behind(self, heads: Sequence[Tensor | None], fed: Tensor) -> Tensor:
+        """Each prompt's head before what was fed of it."""
+        pairs = zip(heads, fed.split(self.fed, 2), strict=True)
+        return torch.cat([x for head, new in pairs for x in ((new,) if head is None else (head, new))], 2)
+
+    def prompt(self, i: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Copies of one prompt's keys and values."""
+        start = sum(self.lengths[:i])
+        part = (slice(None), slice(None), slice(start, start + self.lengths[i]))
+        keys = {layer: x[part].clone() for layer, x in self.keys.items()}
+        return keys, {layer: x[part].clone() for layer, x in self.values.items()}
 
 
 class Slots:
@@ -219,12 +249,12 @@ def _mask(hidden_RK: Tensor) -> Tensor | None:
     return hidden_RK[:, None, None] if bool(hidden_RK.any()) else None
 
 
-def _causal_window(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """(length, length) True where a token may look; None where plain causal attention does the same."""
-    if window is None or window >= length:
+def _causal_window(fed: int, length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """(fed, length) True where the last `fed` tokens may look; None where plain causal attention does the same."""
+    if fed == length and (window is None or window >= length):
         return None
-    i = torch.arange(length, device=device)
-    return (i <= i[:, None]) & (i[:, None] - i < window)
+    at, seen = torch.arange(length - fed, length, device=device)[:, None], torch.arange(length, device=device)
+    return (seen <= at) & (at - seen < (length if window is None else window))
 
 
 def engine_attention(

@@ -95,6 +95,8 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     reason: FinishReason | None = None
     shown: int = 0
+    start: float = 0.0  # its place in the fair queue, see `server`
+    rank: float = 0.0
 
     @property
     def params(self) -> SamplingParams:

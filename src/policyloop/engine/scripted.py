@@ -116,7 +116,7 @@ class ScriptedEngine:
         return [-1.0] * len(token_ids)
 
     def status(self) -> Status:
-        return Status(self.version, self.digest)
+        return Status(self.version, self.digest, base=self.base)
 
     def close(self, drain_s: float = 0.0) -> None:
         self.closed = True

@@ -3,6 +3,10 @@
 In: rows with a `show` callback. Out: their deltas, called from that thread, which starts with the first request. An answer never mixes two
 versions: a publish waits until the running answers are done, and new ones wait for the publish.
 
+The queue is fair between clients: each one's requests start where its previous one ended, in positions of work, and whoever starts first
+goes first (start-time fair queueing). A second of waiting counts as AGEING positions, so that nobody waits for ever behind new clients.
+Rows whose deadline passes end with `deadline`, running or waiting.
+
 Example:
     >>> server = Server(new_batch, threading.Lock())
     >>> server.submit([rows]); server.cancel(rows)
@@ -20,12 +24,34 @@ from contextlib import contextmanager
 
 import torch
 
-from policyloop.engine.batch import Batch
+from policyloop.engine.batch import Batch, cost
 from policyloop.engine.rows import Row
 from policyloop.errors import Unavailable
 
 log = logging.getLogger(__name__)
 IDLE_BEAT_S = 1.0
+AGEING = 64.0
+MOST_CLIENTS = 4096
+
+
+class Ranks:
+    """Who is next. `now`: the start of what was admitted last; `ends`: where each client's last request ends."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ends: dict[str, float] = {}
+
+    def place(self, rows: list[Row], at: float) -> None:
+        client = rows[0].request.client
+        start = max(self.now, self.ends.pop(client, 0.0))
+        self.ends[client] = start + cost(rows)
+        for row in rows:
+            row.start, row.rank = start, start + AGEING * at
+        if len(self.ends) > MOST_CLIENTS:
+            self.ends = {name: end for name, end in self.ends.items() if end > self.now}
+
+    def admitted(self, rows: list[Row]) -> None:
+        self.now = max([self.now, *(row.start for row in rows)])
 
 
 class Server:
@@ -34,7 +60,9 @@ class Server:
     def __init__(self, new_batch: Callable[[], Batch], turn: threading.Lock) -> None:
         self.new_batch, self.turn = new_batch, turn
         self.batch = new_batch()
-        self.waiting: deque[list[Row]] = deque()
+        self.waiting: deque[list[Row]] = deque()  # the thread's own, in order of rank
+        self.arrived: list[list[Row]] = []
+        self.ranks = Ranks()
         self.open: set[Row] = set()
         self.gone: set[Row] = set()
         self.news = threading.Condition()
@@ -48,7 +76,10 @@ class Server:
         with self.news:
             if self.closing_at is not None:
                 raise Unavailable("the engine is closing", "another engine")
-            self.waiting.extend(chunks)
+            now = time.monotonic()
+            for rows in chunks:
+                self.ranks.place(rows, now)
+            self.arrived.extend(chunks)
             self.open.update(row for rows in chunks for row in rows)
             if self.thread is None:
                 self.beat = time.monotonic()
@@ -95,7 +126,9 @@ class Server:
         while self._go():
             try:
                 with self.turn, torch.inference_mode():
-                    self.batch.admit(deque() if self.paused else self.waiting)
+                    if not self.paused:
+                        self.batch.admit(self.waiting)
+                        self.ranks.admitted(self.batch.rows)
                     self.batch.step()
             except Exception:
                 log.exception("a step failed: what was running ends with an error, the engine goes on")
@@ -122,7 +155,14 @@ class Server:
                 self.news.wait(IDLE_BEAT_S)
 
     def _sort_out(self) -> None:
-        """Finished rows are closed; cancelled ones leave, running or waiting."""
+        """New ones take their places in the queue; finished rows are closed; cancelled and late ones leave, running or waiting."""
+        if self.arrived:
+            self.waiting = deque(sorted([*self.waiting, *self.arrived], key=lambda rows: rows[0].rank))
+            self.arrived = []
+        for row in self.open - self.gone:
+            if row.request.deadline is not None and row.reason is None and self.beat > row.request.deadline:
+                row.end("deadline")
+                self.gone.add(row)
         if self.gone:
             self.batch.drop(self.gone)
             self.waiting = deque(kept for rows in self.waiting if (kept := [r for r in rows if r not in self.gone]))
@@ -132,10 +172,10 @@ class Server:
     def _give_up(self, reason: str) -> None:
         """End every row that has begun (error), or every row (abort)."""
         with self.news:
-            waiting = {row for rows in self.waiting for row in rows}
+            waiting = {row for rows in (*self.waiting, *self.arrived) for row in rows}
             lost = [row for row in self.open if row.reason is None and (reason == "abort" or row not in waiting)]
             self.batch = self.new_batch()
             if reason == "abort":
-                self.waiting = deque()
+                self.waiting, self.arrived = deque(), []
         for row in lost:
             row.end("abort" if reason == "abort" else "error")

@@ -8,16 +8,21 @@ Example:
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from policyloop.engine import ENGINES, Engine, EngineSpec
+from policyloop.engine import ENGINES, Engine, EngineSpec, Weights
 from policyloop.engine.builtin import MAX_ROWS
-from policyloop.models.catalogue import resolve
-from policyloop.models.policy import choose_precision
+from policyloop.engine.weights import adapter_weights
+from policyloop.errors import BadInput
+from policyloop.models.catalogue import base_of, resolve
+from policyloop.models.policy import base_digest, choose_precision
 from policyloop.models.template import Renderer, load_renderer
+from policyloop.serve import Opened
 from policyloop.store import version_in
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -44,16 +49,41 @@ class OpenModel:
         gc.collect()  # an engine and its attention hold each other: without this the next model comes on top of this one
 
 
-def open_model(name: str, precision: str = "auto", template: str | None = None) -> OpenModel:
+def open_model(
+    name: str, precision: str = "auto", template: str | None = None, options: Mapping[str, Any] | None = None
+) -> OpenModel:
     """Load MODEL into the built-in engine, an adapter over its base. Tokenizer and template are the folder's own (a run keeps those it
-    was trained with), unless `template` says otherwise. Errors: NotFound, BadInput."""
+    was trained with), unless `template` says otherwise. options: the engine's. Errors: NotFound, BadInput."""
     path = resolve(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = DTYPES[choose_precision(precision, device)]
     version = version_of(name, path)
-    options = {} if template is None else {"template": template}
-    engine = ENGINES["builtin"](EngineSpec(str(path), version, dtype, device, options))
+    more = {**(options or {}), **({} if template is None else {"template": template})}
+    engine = ENGINES["builtin"](EngineSpec(str(path), version, dtype, device, more))
     return OpenModel(name, path, engine, load_renderer(path, template), version, dtype, MAX_ROWS[device])
+
+
+class ModelOpener:
+    """MODEL names for a server: opened, as weights for an engine that runs already, or as a folder for another engine."""
+
+    def __init__(self, precision: str = "auto", template: str | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self.precision, self.template, self.options = precision, template, options or {}
+
+    def open(self, model: str) -> Opened:
+        opened = open_model(model, self.precision, self.template, self.options)
+        return Opened(opened.engine, opened.renderer, opened.version, {})
+
+    def weights(self, model: str, base: str) -> Weights | None:
+        path = resolve(model)
+        if not (path / "adapter_config.json").exists() or base_digest(base_of(path)) != base:
+            return None
+        return adapter_weights(path, version_of(model, path), base)
+
+    def folder(self, model: str) -> tuple[Path, Mapping[str, Any]]:
+        path = resolve(model)
+        if (path / "adapter_config.json").exists():
+            raise BadInput(f"{model} is an adapter", "a whole model (policyloop export merges them)", "MODEL")
+        return path, {}
 
 
 def version_of(name: str, path: Path) -> str:
