@@ -6,6 +6,7 @@ Example:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -54,7 +55,9 @@ def train(source: Source, learner: Learner, start: Progress, *, name: str, hooks
         metrics = learner.update(groups, progress)
         progress = replace(progress, step=progress.step + 1, update=learner.updates)
         if source.wants_weights:
+            started = time.monotonic()
             source.publish(learner.weights(f"{name}#{progress.step}"))
+            metrics = {**metrics, "time/publish_s": time.monotonic() - started}
         done = Step(progress, groups, {"step": progress.step, **source.metrics, **metrics})
         try:
             for hook in hooks:

@@ -18,6 +18,7 @@ import platform
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from policyloop.rollout.cursor import Draw
 from policyloop.rollout.source import RolloutSource, Source
 from policyloop.tasks import Task, load_task
 from policyloop.training.checkpoint import Checkpoints
+from policyloop.training.exporter import Exporter
 from policyloop.training.folder import RunFolder
 from policyloop.training.register import into_store, sources
 from policyloop.training.sources import SupervisedSource
@@ -209,15 +211,25 @@ def start(
     recipe: Recipe, path: Path, *, resume: str = "never", force: bool = False, say: Say = print, task: Task | None = None
 ) -> Run:
     """Train from a recipe into `path`. Errors: BadInput, Problem (a guard ended the run), Interrupted (a checkpoint was saved)."""
-    folder, resuming = open_folder(recipe, path, resume, say)
-    try:
-        with Signals().listen() as signals:
-            return _start(recipe, folder, resuming, force, say, task, signals)
-    finally:
-        folder.unlock()
+    with closing(Exporter(recipe.monitor, path.name)) as exporter:  # a taken port is told before anything is written
+        folder, resuming = open_folder(recipe, path, resume, say)
+        try:
+            with Signals().listen() as signals:
+                return _start(recipe, folder, resuming, force, say, task, signals, exporter)
+        finally:
+            folder.unlock()
 
 
-def _start(recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: Say, task: Task | None, signals: Signals) -> Run:
+def _start(
+    recipe: Recipe,
+    folder: RunFolder,
+    resuming: bool,
+    force: bool,
+    say: Say,
+    task: Task | None,
+    signals: Signals,
+    exporter: Exporter,
+) -> Run:
     parts = assemble(recipe, folder.path.name, say, task)
     for line in parts.plan.lines():
         say(line)
@@ -241,7 +253,7 @@ def _start(recipe: Recipe, folder: RunFolder, resuming: bool, force: bool, say: 
             progress = resume_from(checkpoints, parts, source, judge, folder, progress, say)
         if progress.step == 0:
             before_the_first_step(parts, judge, folder, force, say)
-        hooks = hooks_of(parts, folder, checkpoints, judge, save, say)
+        hooks = hooks_of(parts, folder, checkpoints, judge, save, exporter, say)
         progress = train(source, parts.trainer, progress, name=folder.path.name, hooks=hooks)
     except GivenUp as stopped:
         raise leave(save, source, stopped) from None
@@ -361,7 +373,9 @@ def evaluation_hook(parts: Parts, folder: RunFolder) -> Evaluate:
     return Evaluate(found, folder, s.every, s.metric, s.better == "higher", parts.recipe.training.early_stop, folder.path.name)
 
 
-def hooks_of(parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: Evaluate, save: Save, say: Say) -> Sequence[Hook]:
+def hooks_of(
+    parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: Evaluate, save: Save, exporter: Exporter, say: Say
+) -> Sequence[Hook]:
     """The order matters: evaluation before the metrics line, the line before the checkpoint that claims it, stops last."""
     recipe = parts.recipe
     log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, tree_of(recipe))
@@ -376,6 +390,11 @@ def hooks_of(parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: E
         if every and step.progress.step % every == 0:
             parts.policy.sync_reference()
 
+    def export(step: Step) -> None:
+        exporter.observe(step.metrics)
+        if save.saved == step.progress.step:
+            exporter.saved()
+
     return [
         judge,
         samples,
@@ -386,6 +405,7 @@ def hooks_of(parts: Parts, folder: RunFolder, checkpoints: Checkpoints, judge: E
         health,
         follow,
         save,
+        export,
         health.end,
         judge.check,
     ]

@@ -200,6 +200,38 @@ SERVING: dict[str, Metric] = {
 }
 
 
+# --- a training run's own /metrics: what a gauge of the last step cannot say -------------------------------------------------------
+
+RUN: dict[str, Metric] = {
+    "train_updates_total": Metric("counter", "updates", "optimizer steps by what came of them (ok, skipped, nan)", ("reason",)),
+    "train_update_duration_seconds": Metric("histogram", "seconds", "one whole update: forward, backward, step"),
+    "train_rollout_duration_seconds": Metric("histogram", "seconds", "sampling of one step"),
+    "train_publish_duration_seconds": Metric("histogram", "seconds", "weights to the engine: sent, echoed, visible"),
+    "train_reward_duration_seconds": Metric(
+        "histogram", "seconds", "scoring of one step's completions, what overlapped left out"
+    ),
+    "train_last_step_timestamp_seconds": _gauge("seconds", "when the last step ended (Unix time)"),
+    "train_last_checkpoint_timestamp_seconds": _gauge("seconds", "when the last checkpoint was complete (Unix time)"),
+}
+
+HOST: dict[str, Metric] = {
+    "host_cpu_usage_ratio": _gauge("ratio", "processor use of the machine, all cores together"),
+    "host_memory_used_bytes": _gauge("bytes", "memory of the machine that is not available"),
+    "host_memory_total_bytes": _gauge("bytes", "memory of the machine"),
+    "host_network_receive_bytes_total": Metric("counter", "bytes", "received by the machine"),
+    "host_network_transmit_bytes_total": Metric("counter", "bytes", "sent by the machine"),
+}
+
+# names of NVIDIA's DCGM exporter, label gpu
+GPU: dict[str, Metric] = {
+    "DCGM_FI_DEV_GPU_TEMP": Metric("gauge", "celsius", "temperature", ("gpu",)),
+    "DCGM_FI_DEV_GPU_UTIL": Metric("gauge", "percent", "utilisation", ("gpu",)),
+    "DCGM_FI_DEV_FB_USED": Metric("gauge", "mebibytes", "memory used", ("gpu",)),
+    "DCGM_FI_DEV_FB_FREE": Metric("gauge", "mebibytes", "memory free", ("gpu",)),
+    "DCGM_FI_DEV_POWER_USAGE": Metric("gauge", "watts", "power", ("gpu",)),
+}
+
+
 def service_name(name: str) -> str:
     """`requests_total` -> `policyloop_requests_total`."""
     return f"policyloop_{name}"
