@@ -25,6 +25,7 @@ from policyloop.config import UnknownKey, assigned, build, known, lay_over, load
 from policyloop.engine import ENGINES
 from policyloop.errors import BadInput
 from policyloop.evaluation import EvaluationSettings
+from policyloop.export import ExportSettings
 from policyloop.models import ModelSettings
 from policyloop.monitor import MonitorSettings
 from policyloop.monitor.guards import FACTORS, GUARDS
@@ -48,6 +49,7 @@ class Recipe:
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
     monitor: MonitorSettings = field(default_factory=MonitorSettings)
     store: StoreSettings | None = None
 
@@ -59,6 +61,7 @@ ROOMS: dict[str, type] = {
     "rollout": RolloutSettings,
     "training": TrainingSettings,
     "evaluation": EvaluationSettings,
+    "export": ExportSettings,
     "monitor": MonitorSettings,
     "store": StoreSettings,
 }

@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
     "trace": ("models:trace", "Where a version comes from: config, data, parent, gate, approver."),
+    "export": ("export:export", "A bundle that stands alone, checked against the model it was made of."),
     "chat": ("evaluate:chat", "Ask a model; --versus shows two side by side."),
     "serve": ("serve:serve", "Serve a model: OpenAI API and /predict."),
 }
@@ -146,6 +147,8 @@ def _run(command: Any, arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    for noisy in ("torchao", "torch.utils._pytree"):  # kernels for chips that are not here
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
         result = command.main(arguments, prog_name="policyloop", standalone_mode=False)
         return int(result) if isinstance(result, int) else Exit.DONE

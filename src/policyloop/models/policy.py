@@ -57,6 +57,7 @@ OTHER_LAYERS = {
     "gpt_oss",
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BASE_NOTE = "base.json"  # in an adapter folder: which weights it was trained on
 
 
 class PolicyModel(nn.Module):
@@ -212,6 +213,8 @@ class PolicyModel(nn.Module):
             plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
             files["adapter_config.json"] = json.dumps(plain, indent=1, sort_keys=True, default=str).encode()
             files["adapter_model.safetensors"] = _pack(get_peft_model_state_dict(self.model, save_embedding_layers=False))
+            note = {"name": self.base_path.name, "path": str(self.base_path), "digest": base_digest(self.base_path)}
+            files[BASE_NOTE] = (json.dumps(note, indent=1) + "\n").encode()
         else:
             files["config.json"] = self.causal.config.to_json_string().encode()
             files["model.safetensors"] = _pack(dict(self.causal.named_parameters()))

@@ -89,6 +89,10 @@ class Renderer:
         head = self._prefix if ids[: len(self._prefix)] == self._prefix else ()
         return (head + ids[len(ids) - max(0, limit - len(head)) :])[:limit]
 
+    def text(self, messages: Sequence[Message]) -> str:
+        """What the template makes of a conversation, up to where the assistant starts."""
+        return self._render(messages, generation=True).replace(MARK, "")
+
     def conversation(self, messages: Sequence[Message]) -> tuple[Ids, Ids]:
         """ids and mask; every assistant turn is supervised, its end of turn included, nothing else. Where the template rewrites
         earlier turns (drops their reasoning), only the last one is."""
