@@ -73,7 +73,7 @@ def test_the_best_of_a_run_is_by_its_held_out_score(better: str, step: int, tmp_
         (
             "/mnt/data/base_model",
             NotFound,
-            "an existing folder, NAME@ALIAS.NUMBER of the store, s3://..., one of smollm2-135m-instruct, tiny, or a hub id",
+            "an existing folder or .gguf file, NAME@ALIAS.NUMBER of the store, s3://..., one of smollm2-135m-instruct, tiny, or a hub id",
         ),
         ("nope", NotFound, "one of smollm2-135m-instruct, tiny"),
         ("ftp://bucket/model", BadInput, "ftp:// is no storage: allowed is a path, file://, s3://, gs://, az://"),
