@@ -67,6 +67,14 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "train": ("bench:train", "A whole step: rollout, update, publish."),
         },
     ),
+    "collect": (
+        "From served requests and feedback to training data.",
+        {
+            "curate": ("collect:curate", "Join, judge, dedupe: a new set in the store."),
+            "stats": ("collect:stats", "What a curation would hold, and what is new."),
+            "forget": ("collect:forget", "Everything of one person out again."),
+        },
+    ),
     "reward": ("Rewards.", {"try": ("reward:try_rewards", "Score rows with gold, empty, shuffled and wrong answers.")}),
 }
 
