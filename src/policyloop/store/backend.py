@@ -106,6 +106,16 @@ def split(uri: str) -> tuple[Backend, str]:
     return open_backend(f"{scheme}://{'/'.join(parts[:depth])}"), "/".join(p for p in parts[depth:] if p)
 
 
+def read_if_there(backend: Backend, key: str) -> bytes | None:
+    """The bytes, None where there are none (or none any more)."""
+    try:
+        return backend.read(key)
+    except StoreError as problem:
+        if problem.fault != "missing":
+            raise
+        return None
+
+
 def read_checked(backend: Backend, key: str, size: int, sha256: str, what: str) -> Iterator[bytes]:
     """The bytes of `key` in chunks; after the last one size and sha256 are checked. Errors: StoreError(corrupt) naming `what`."""
     digest, length = hashlib.sha256(), 0

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from policyloop.errors import BadInput, Conflict, NotFound, StoreError
-from policyloop.store.backend import Backend, chunks_of, read_checked, store_error
+from policyloop.store.backend import Backend, chunks_of, read_checked, read_if_there, store_error
 from policyloop.store.durable import write_durably
 from policyloop.store.leases import Lease
 from policyloop.store.log import TYPES, After, Change, State, decode, following, key_of
@@ -92,10 +92,11 @@ class Store:
         """Errors: NotFound (with what there is), StoreError(corrupt), BadInput for a newer schema."""
         key = self._manifest_key(name, number)
         if key not in self._manifests:
-            if not self.exists(name, number):
+            data = read_if_there(self.backend, key)
+            if data is None:
                 there = ", ".join(f"{name}@{n}" for n in self.numbers(name)[-8:]) or "none"
                 raise NotFound(f"{name}@{number} is not in {self.uri}", f"one of its versions ({there})", "the version")
-            self._manifests[key] = Version.decode(self.backend.read(key), f"{self.uri}/{key}")
+            self._manifests[key] = Version.decode(data, f"{self.uri}/{key}")
         return self._manifests[key]
 
     def raw_manifest(self, name: str, number: int) -> dict[str, Any]:
@@ -109,7 +110,8 @@ class Store:
     def tombstone(self, name: str, number: int) -> Version | None:
         """The manifest of a version that retention deleted."""
         key = f"{self._home(name)}/versions/{number:08d}/expired.json"
-        return None if self.backend.stat(key) is None else Version.decode(self.backend.read(key), f"{self.uri}/{key}")
+        data = read_if_there(self.backend, key)
+        return None if data is None else Version.decode(data, f"{self.uri}/{key}")
 
     def resolve(self, text: str) -> Version:
         """`name@3`, `name@stable`, or `name` alone: its stable version, before there is one its newest. Errors: NotFound."""
@@ -317,13 +319,9 @@ class Store:
 
     def leases(self, name: str) -> list[Lease]:
         """The leases that have not ended."""
-        found = []
-        for key in self.backend.list(f"{self._home(name)}/leases"):
-            try:
-                found.append(Lease.decode(name, self.backend.read(key)))
-            except StoreError as problem:
-                if problem.fault != "missing":  # given back meanwhile
-                    raise
+        keys = self.backend.list(f"{self._home(name)}/leases")
+        read = (read_if_there(self.backend, key) for key in keys)  # some are given back meanwhile
+        found = [Lease.decode(name, data) for data in read if data is not None]
         return [lease for lease in found if lease.until > self.clock()]
 
     # --- the storage itself -------------------------------------------------------------------------------------------------

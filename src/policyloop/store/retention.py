@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 from policyloop.errors import BadInput
 from policyloop.store import Keep
+from policyloop.store.backend import read_if_there
 from policyloop.store.log import After, State
 from policyloop.store.manifest import Version
 from policyloop.store.registry import GRACE_S, Shelf, Store, blob_key
@@ -137,8 +138,9 @@ def _decide(store: Store, name: str, due: list[int], by: str) -> tuple[tuple[int
 def _delete(store: Store, name: str, number: int) -> None:
     """The manifest becomes a tombstone (its lineage is still traced), then it is gone. Its bytes are `sweep`'s."""
     folder = f"{store.shelf}/{name}/versions/{number:08d}"
-    if store.backend.stat(f"{folder}/manifest.json") is not None:
-        store.backend.create(f"{folder}/expired.json", store.backend.read(f"{folder}/manifest.json"))
+    manifest = read_if_there(store.backend, f"{folder}/manifest.json")
+    if manifest is not None:  # another pass may be at the same
+        store.backend.create(f"{folder}/expired.json", manifest)
         store.backend.delete(f"{folder}/manifest.json")
 
 
