@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from policyloop.errors import BadInput, Conflict, NotFound, StoreError
-from policyloop.store import After, Change, Store, open_store
+from policyloop.store import After, Change, Store, open_store, version_in
 from policyloop.store.log import check_chain
 from policyloop.store.registry import blob_key
 
@@ -30,7 +30,8 @@ def test_what_is_published_is_what_is_fetched(store: Store, tmp_path: Path) -> N
     )
     assert (str(version), version.created["by"]) == ("answers@1", "ann")
     folder = store.fetch(version, tmp_path / "out")
-    assert {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()} == FILES
+    written = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert written == {**FILES, "version.json": version.encode()} and version_in(folder) == version
     again = open_store(store.uri).version("answers", 1)
     assert again == version and store.read(version, "config.json") == FILES["config.json"]
     assert {f.path: f.role for f in again.files} == {
