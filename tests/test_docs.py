@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from policyloop.algorithms import ALGORITHMS, PolicyGradient, Supervised
+from policyloop.algorithms import ALGORITHMS, BradleyTerry, PolicyGradient, Preference, Supervised
 from policyloop.algorithms.parts.entropy import Entropy
 from policyloop.algorithms.parts.kl import KL
 from policyloop.algorithms.parts.schedule import SCHEDULES
@@ -29,7 +29,7 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 READMES = ["README.md", "README.zh-CN.md"]
 ROWS: dict[str, dict[str, type]] = {  # heading of docs/algorithms.md -> row -> class
-    **{slot: dict(table) for slot, table in PolicyGradient.slots.items()},
+    **{slot: dict(table) for cls in (PolicyGradient, Preference) for slot, table in cls.slots.items()},
     "kl": {"kl": KL},
     "entropy": {"entropy": Entropy},
     "value": {"value": ValueLoss},
@@ -150,7 +150,7 @@ def test_part_row_names_every_field_with_its_default(heading: str, row: str, cls
     assert inspect.getdoc(cls)
 
 
-@pytest.mark.parametrize("cls", [PolicyGradient, Supervised])
+@pytest.mark.parametrize("cls", [PolicyGradient, Supervised, Preference, BradleyTerry])
 def test_every_slot_and_field_of_an_algorithm_is_documented(cls: type) -> None:
     assert [f.name for f in dataclasses.fields(cls) if f"`{f.name}`" not in page("algorithms.md")] == []
 

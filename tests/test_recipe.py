@@ -62,7 +62,7 @@ def test_strategy_names_without_case_and_separators(name: str) -> None:
 
 
 def test_unknown_strategy_names_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="one of sft, grpo"):
+    with pytest.raises(BadInput, match=r"one of sft, reward_model, dpo, .*grpo"):
         recipe(rl_strategy={"type": "SARSA"})
 
 

@@ -98,6 +98,8 @@ class Samples:
             for i, (c, s) in enumerate(zip(group.completions, group.scores, strict=True))
         ]
         head = {"step": step, "uid": group.uid, "prompt_id": group.prompt.id, "prompt": shown, "target": group.prompt.target}
+        if group.prompt.messages is not None:
+            head["messages"] = [asdict(m) for m in group.prompt.messages]
         return {**head, "completions": completions}
 
 
@@ -433,7 +435,10 @@ class Console:
         left = (time.monotonic() - self.began) / done * (step.progress.steps - number)
         figures = [
             f"step {number}/{step.progress.steps}",
-            f"reward {m['reward/mean']:.3f}" if "reward/mean" in m else f"loss {m.get('loss/sft', float('nan')):.3f}",
+            f"reward {m['reward/mean']:.3f}"
+            if "reward/mean" in m
+            else f"loss {sum(m[k] for k in m if k.startswith('loss/')):.3f}",
+            f"pairs {m['rewards/accuracy']:.0%}, margin {m['rewards/margin']:.3f}" if "rewards/margin" in m else "",
             f"length {m.get('length/mean', 0):.1f}",
             f"signal {m['groups/signal_frac']:.0%}" if "groups/signal_frac" in m else "",
             f"{m['time/rollout_tokens_per_s']:.0f} tok/s" if "time/rollout_tokens_per_s" in m else "",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from policyloop import algorithms
-from policyloop.algorithms import PolicyGradient, Supervised
+from policyloop.algorithms import Strategy
 from policyloop.config import build
 from policyloop.models import LoraSettings, ModelSettings
 from policyloop.recipe import Recipe, check
@@ -36,7 +36,7 @@ def train(
     model: str,
     data: Rows | str | DataSettings,
     reward: Callable[..., Any] | RewardsSettings | None = None,
-    algorithm: PolicyGradient | Supervised = algorithms.GRPO,
+    algorithm: Strategy = algorithms.GRPO,
     *,
     run: str | Path = "runs/python",
     lora: LoraSettings | None = LoraSettings(),  # noqa: B008 - settings are frozen

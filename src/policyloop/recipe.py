@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from policyloop.algorithms import ALGORITHMS, PolicyGradient, Supervised
+from policyloop.algorithms import ALGORITHMS, BradleyTerry, PolicyGradient, Preference, Strategy, Supervised
 from policyloop.algorithms.parts.advantage import GAE, GroupNorm, LeaveOneOut, ProcessNorm, ReturnToGo
 from policyloop.algorithms.parts.difficulty import BUCKETS
 from policyloop.algorithms.parts.filter import METRICS as FILTER_METRICS
@@ -45,7 +45,7 @@ class Recipe:
     model: ModelSettings
     data: DataSettings = field(default_factory=DataSettings)
     rewards: RewardsSettings = field(default_factory=RewardsSettings)
-    rl_strategy: PolicyGradient | Supervised = field(default_factory=lambda: ALGORITHMS["grpo"])
+    rl_strategy: Strategy = field(default_factory=lambda: ALGORITHMS["grpo"])
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
@@ -73,14 +73,15 @@ def strategy_key(name: str) -> str:
     return re.sub(r"[.\-_\s]", "", name.replace("++", "pp")).casefold()
 
 
-def strategy(name: Any) -> PolicyGradient | Supervised:
+def strategy(name: Any) -> Strategy:
     table = {strategy_key(row): value for row, value in ALGORITHMS.items()}
     if not isinstance(name, str) or strategy_key(name) not in table:
         raise BadInput(f"rl_strategy.type = {name!r}", f"one of {', '.join(ALGORITHMS)}", "rl_strategy.type")
     return table[strategy_key(name)]
 
 
-PARTS = frozenset({*slots(PolicyGradient), *slots(Supervised)})
+STRATEGIES = (PolicyGradient, Supervised, Preference, BradleyTerry)
+PARTS = frozenset(name for cls in STRATEGIES for name in slots(cls))
 
 
 def load(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -136,7 +137,7 @@ def _known(make: Callable[[], Any]) -> Any:
 def elsewhere(key: str) -> str | None:
     """Where a key's meaning lives: of another trainer, or one of ours in another room."""
     own = [f"{room}.{key}" for room, cls in ROOMS.items() if key in known(cls)]
-    own += [f"rl_strategy.{key}" for cls in (PolicyGradient, Supervised) if key in known(cls)][:1]
+    own += [f"rl_strategy.{key}" for cls in STRATEGIES if key in known(cls)][:1]
     return FOREIGN.get(key) or (" or ".join(own) or None)
 
 
@@ -168,6 +169,11 @@ LIMITS: dict[str, tuple[tuple[Bound, float], ...]] = {
     "model.critic.betas": ((">=", 0), ("<", 1)),
     "model.critic.max_grad_norm": POSITIVE,
     "model.critic.warmup_steps": NATURAL,
+    "rl_strategy.loss.beta": POSITIVE,
+    "rl_strategy.loss.label_smoothing": ((">=", 0), ("<", 0.5)),
+    "rl_strategy.loss.gamma": NATURAL,
+    "rl_strategy.loss.nll": NATURAL,
+    "rl_strategy.center": NATURAL,
     "rollout.temperature": POSITIVE,
     "rollout.top_p": ((">", 0), ("<=", 1)),
     "rollout.top_k": NATURAL,
@@ -438,10 +444,12 @@ def passes(recipe: Recipe) -> tuple[str, ...]:
     return (*found, "update")
 
 
-def graph(a: PolicyGradient | Supervised) -> str:
+def graph(a: Strategy) -> str:
     """Which computation is active, in one line."""
     if isinstance(a, Supervised):
         return f"supervised, {type(a.weight).__name__}"
+    if not isinstance(a, PolicyGradient):
+        return f"pairs (chosen, rejected) -> {a.loss if isinstance(a, Preference) else a} -> mean over pairs"
     before = f"filter {a.filter} -> " if a.filter is not None else ""
     kl = f" + {a.kl}" if a.kl is not None else ""
     return f"sample {a.group_size} -> score -> {before}advantage {a.advantage} -> {a.surrogate}{kl} -> {a.weight}"

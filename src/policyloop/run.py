@@ -26,10 +26,12 @@ from typing import Any
 import torch
 
 from policyloop import __version__
+from policyloop.algorithms import BradleyTerry, Preference
 from policyloop.algorithms.parts.filter import DropConstant
 from policyloop.engine import ENGINES, Engine, EngineSpec
 from policyloop.errors import BadInput, Interrupted, Problem
 from policyloop.evaluation.evaluate import Evaluation, evaluate
+from policyloop.evaluation.pairs import PairEvaluation, evaluate_pairs
 from policyloop.hooks import (
     Console,
     Evaluate,
@@ -48,6 +50,7 @@ from policyloop.loop import Hook, Step, Stop, train
 from policyloop.models.catalogue import resolve
 from policyloop.models.critic import CriticModel, load_critic
 from policyloop.models.policy import PolicyModel, load_policy
+from policyloop.models.reward import RewardModel, load_reward_model
 from policyloop.models.template import Renderer, load_renderer
 from policyloop.monitor.health import Watch
 from policyloop.monitor.trackers import open_trackers
@@ -60,7 +63,7 @@ from policyloop.training.checkpoint import Checkpoints
 from policyloop.training.exporter import Exporter
 from policyloop.training.folder import RunFolder
 from policyloop.training.register import into_store, sources
-from policyloop.training.sources import SupervisedSource
+from policyloop.training.sources import PairSource, SupervisedSource
 from policyloop.training.trainer import Trainer
 from policyloop.types import Progress, SamplingParams
 
@@ -75,7 +78,7 @@ class Parts:
     plan: Plan
     policy: PolicyModel
     renderer: Renderer
-    engine: Engine
+    engine: Engine | None  # None: nothing is sampled, not even for evaluation
     task: Task
     source: Source
     trainer: Trainer
@@ -89,7 +92,7 @@ class Run:
     parts: Parts
     progress: Progress
 
-    def evaluate(self, prompts: int | None = None, max_new_tokens: int | None = None) -> Evaluation:
+    def evaluate(self, prompts: int | None = None, max_new_tokens: int | None = None) -> Evaluation | PairEvaluation:
         """The trained policy on held-out prompts, decoded as `evaluation` says."""
         return measure(self.parts, f"{self.folder.name}#{self.progress.step}", prompts, max_new_tokens)
 
@@ -117,21 +120,11 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     renderer = load_renderer(path, recipe.model.template)
     for note in renderer.notes:
         say(f"model: {note}")
-    policy = load_policy(
-        recipe.model,
-        settings.precision,
-        device_of(recipe),
-        settings.seed,
-        supervised=recipe.rl_strategy.supervised,
-        micro_batch_tokens=settings.micro_batch_tokens,
-    )
+    policy = policy_of(recipe)
     if recipe.model.lora is None:  # a whole model goes without its base, so its tokenizer travels along
         policy.extra = renderer.files()
     say(f"model {recipe.model.base_model_path}: {policy.trainable_count():,} of {policy.parameter_count():,} parameters train")
-    spec = EngineSpec(
-        str(path), f"{name}#0", engine_dtype(recipe, policy), policy.device_name, dict(recipe.rollout.engine_options)
-    )
-    engine = ENGINES[recipe.rollout.engine](spec)
+    engine = None if recipe.rl_strategy.whole_groups else engine_of(recipe, path, name, policy)  # pairs are compared, not sampled
     trainer = Trainer(
         policy,
         recipe.rl_strategy,
@@ -141,21 +134,32 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
         critic=critic_of(recipe) if recipe.rl_strategy.needs_critic else None,
         critic_warmup=recipe.model.critic.warmup_steps,
     )
+    size, seed = planned.prompts_per_step, settings.seed
     source: Source
-    if recipe.rl_strategy.supervised:
-        source = SupervisedSource(prompts, renderer, per_step=planned.prompts_per_step, seed=settings.seed)
+    if engine is None:
+        source = PairSource(prompts, renderer, per_step=size, seed=seed)
+    elif recipe.rl_strategy.supervised:
+        source = SupervisedSource(prompts, renderer, per_step=size, seed=seed)
     else:
-        source = RolloutSource(
-            prompts,
-            engine,
-            renderer,
-            scorer,
-            sampling(recipe),
-            per_step=planned.prompts_per_step,
-            seed=settings.seed,
-            dynamic=dynamic_of(recipe),
-        )
+        params, dynamic = sampling(recipe), dynamic_of(recipe)
+        source = RolloutSource(prompts, engine, renderer, scorer, params, per_step=size, seed=seed, dynamic=dynamic)
     return Parts(recipe, planned, policy, renderer, engine, task, source, trainer)
+
+
+def policy_of(recipe: Recipe) -> PolicyModel:
+    """What trains: a policy, or a trunk with a scalar head where the objective asks for one number per completion."""
+    t, device, budget = recipe.training, device_of(recipe), recipe.training.micro_batch_tokens
+    if recipe.rl_strategy.head == "scalar":
+        return load_reward_model(recipe.model, t.precision, device, t.seed, micro_batch_tokens=budget)
+    supervised = recipe.rl_strategy.supervised
+    return load_policy(recipe.model, t.precision, device, t.seed, supervised=supervised, micro_batch_tokens=budget)
+
+
+def engine_of(recipe: Recipe, path: Path, name: str, policy: PolicyModel) -> Engine:
+    """What samples, with the base's own weights as version `<name>#0`."""
+    options = dict(recipe.rollout.engine_options)
+    spec = EngineSpec(str(path), f"{name}#0", engine_dtype(recipe, policy), policy.device_name, options)
+    return ENGINES[recipe.rollout.engine](spec)
 
 
 def critic_of(recipe: Recipe) -> CriticModel:
@@ -191,12 +195,18 @@ def sampling(recipe: Recipe) -> SamplingParams:
     )
 
 
-def measure(parts: Parts, version: str, prompts: int | None = None, max_new_tokens: int | None = None) -> Evaluation:
-    """Held-out evaluation; an engine that nothing samples from gets the weights only now."""
+def measure(
+    parts: Parts, version: str, prompts: int | None = None, max_new_tokens: int | None = None
+) -> Evaluation | PairEvaluation:
+    """Held-out evaluation; an engine that nothing samples from gets the weights only now. Pairs are compared instead of answered."""
+    s, objective = parts.recipe.evaluation, parts.recipe.rl_strategy
+    chosen = list(parts.task.held_out(s.seed))[: prompts or s.prompts]
+    if parts.engine is None:
+        assert isinstance(objective, (Preference, BradleyTerry))
+        heat, budget = parts.trainer.temperature, parts.trainer.budget
+        return evaluate_pairs(parts.policy, objective, parts.renderer, chosen, version=version, temperature=heat, budget=budget)
     if parts.engine.status().version != version:
         parts.engine.publish(parts.trainer.weights(version))
-    s = parts.recipe.evaluation
-    chosen = list(parts.task.held_out(s.seed))[: prompts or s.prompts]
     params = SamplingParams(
         max_new_tokens=max_new_tokens or s.max_new_tokens or parts.recipe.rollout.max_new_tokens,
         temperature=s.temperature,
@@ -270,6 +280,8 @@ def _start(
     parts.renderer.save(folder.path / "renderer")
     if recipe.store is not None:
         into_store(recipe.store, folder, say)
+    if isinstance(parts.policy, RewardModel):
+        save_reward_model(parts, parts.policy, folder, progress, say)
     return Run(folder.path, parts, progress)
 
 
@@ -279,6 +291,18 @@ def back_to(checkpoints: Checkpoints, step: int, parts: Parts, source: Source, j
     chosen = checkpoints.latest()
     assert chosen is not None and chosen.step == step
     return restore(chosen, parts.trainer, source, judge)[0]
+
+
+def save_reward_model(parts: Parts, model: RewardModel, folder: RunFolder, progress: Progress, say: Say) -> None:
+    """`reward_model/` of the run: a folder of its own, with what its held-out scores look like, to bring them into one range later."""
+    result = measure(parts, f"{folder.path.name}#{progress.step}")
+    assert isinstance(result, PairEvaluation)
+    scores = [s for pair in result.scores for s in pair]
+    known = {k.removeprefix("eval/"): v for k, v in result.metrics().items()}
+    spread = {"mean": statistics.fmean(scores), "std": statistics.pstdev(scores)} if scores else {"mean": 0.0, "std": 1.0}
+    model.about = {**spread, "held_out": known, "run": folder.path.name, "step": progress.step}
+    model.save(folder.path / "reward_model")
+    say(f"reward model: {folder.path / 'reward_model'}, held out: {result.sentence()}")
 
 
 def open_folder(recipe: Recipe, path: Path, resume: str, say: Say) -> tuple[RunFolder, bool]:

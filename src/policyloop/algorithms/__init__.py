@@ -11,22 +11,37 @@ from __future__ import annotations
 
 from policyloop.algorithms.cispo import CISPO
 from policyloop.algorithms.dapo import DAPO
+from policyloop.algorithms.dpo import CDPO, DPO, HINGE, IPO, RDPO
 from policyloop.algorithms.drgrpo import DRGRPO
 from policyloop.algorithms.gfpo import GFPO, GFPO_ADAPTIVE, GFPO_PAPER
 from policyloop.algorithms.grpo import GRPO, GRPO_PAPER
 from policyloop.algorithms.gspo import GSPO, GSPO_TOKEN
 from policyloop.algorithms.loss import Loss, Stat
 from policyloop.algorithms.objective import Objective
+from policyloop.algorithms.orpo import ORPO
 from policyloop.algorithms.plain import gfpo_loss, group_advantages, grpo_loss
 from policyloop.algorithms.policy_gradient import PolicyGradient
 from policyloop.algorithms.ppo import PPO
+from policyloop.algorithms.preference import Preference
 from policyloop.algorithms.reinforce import REINFORCE
 from policyloop.algorithms.reinforce_pp import REINFORCE_PP, REINFORCE_PP_BASELINE
+from policyloop.algorithms.reward_model import REWARD_MODEL, BradleyTerry
 from policyloop.algorithms.rloo import RLOO, RLOO_SEQUENCE
 from policyloop.algorithms.sft import SFT, Supervised
+from policyloop.algorithms.simpo import SIMPO
 
-ALGORITHMS: dict[str, PolicyGradient | Supervised] = {
+Strategy = PolicyGradient | Supervised | Preference | BradleyTerry
+
+ALGORITHMS: dict[str, Strategy] = {
     "sft": SFT,
+    "reward_model": REWARD_MODEL,
+    "dpo": DPO,
+    "cdpo": CDPO,
+    "rdpo": RDPO,
+    "ipo": IPO,
+    "hinge": HINGE,
+    "simpo": SIMPO,
+    "orpo": ORPO,
     "grpo": GRPO,
     "grpo_paper": GRPO_PAPER,
     "gfpo": GFPO,
@@ -47,15 +62,26 @@ ALGORITHMS: dict[str, PolicyGradient | Supervised] = {
 
 __all__ = [
     "ALGORITHMS",
+    "CDPO",
+    "DPO",
     "GFPO",
     "GFPO_PAPER",
     "GRPO",
     "GRPO_PAPER",
+    "HINGE",
+    "IPO",
+    "ORPO",
+    "RDPO",
+    "REWARD_MODEL",
     "SFT",
+    "SIMPO",
+    "BradleyTerry",
     "Loss",
     "Objective",
     "PolicyGradient",
+    "Preference",
     "Stat",
+    "Strategy",
     "Supervised",
     "gfpo_loss",
     "group_advantages",

@@ -6,7 +6,7 @@ at -> mark -> (old, reference log-probs if needed) -> prepare -> per optimizer s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -38,6 +38,11 @@ class Objective(Protocol):
     @property
     def whole_groups(self) -> bool:
         """Rows of a group must meet in one micro-batch (pairs)."""
+        ...
+
+    @property
+    def head(self) -> Literal["tokens", "scalar"]:
+        """What the model is asked for: log-probs of tokens, or one number per completion (a reward model)."""
         ...
 
     @property

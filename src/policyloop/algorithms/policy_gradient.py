@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -73,6 +73,10 @@ class PolicyGradient:
     @property
     def whole_groups(self) -> bool:
         return False
+
+    @property
+    def head(self) -> Literal["tokens", "scalar"]:
+        return "tokens"
 
     @property
     def needs_reference(self) -> bool:

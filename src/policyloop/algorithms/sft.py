@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class Supervised:
     @property
     def whole_groups(self) -> bool:
         return False
+
+    @property
+    def head(self) -> Literal["tokens", "scalar"]:
+        return "tokens"
 
     @property
     def needs_reference(self) -> bool:

@@ -65,11 +65,20 @@ def convert(
     task: TaskOption = None,
     column: ColumnOption = None,
     split: Annotated[str, typer.Option("--split", help="train or test, where SOURCE holds both.")] = "train",
+    pairs: Annotated[
+        int, typer.Option("--pairs", min=0, help="SOURCE is a run (its samples): up to N pairs right/wrong per sampled prompt.")
+    ] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
 ) -> None:
     """Any accepted format to policyloop's JSON Lines; what is written reads back as the same rows, or nothing is written."""
     from policyloop.tasks.writing import write_items
 
+    if pairs:
+        from policyloop.tasks.pairing import write_pairs
+
+        written, prompts = write_pairs(source, out, pairs, force)
+        printer()(f"{written:,} pairs of {prompts:,} sampled prompts written to {out}")
+        return
     if split not in ("train", "test"):
         raise BadInput(f"--split {split}", "train or test", "--split")
     items = rows_of(given_by(source, task, None, column, None, None).data, split)

@@ -109,6 +109,15 @@ METRICS: dict[str, Metric] = {
     "is/*": _gauge("weight", "importance weights trainer / engine"),
     "mismatch/*": _gauge("nats", "difference between trainer and engine log-probs of the same tokens"),
     "sft/*": _gauge("sft", "supervised fine-tuning: loss, perplexity, token accuracy"),
+    "pairs/*": _gauge("pairs", "pairs of this step: count, those with an empty side (left out), mean tokens of either side"),
+    "rewards/chosen": _gauge("reward", "mean (implicit) reward of the chosen sides"),
+    "rewards/rejected": _gauge("reward", "mean (implicit) reward of the rejected sides"),
+    "rewards/margin": _gauge("reward", "mean difference of the two"),
+    "rewards/accuracy": _gauge("ratio", "share of pairs whose chosen side is ahead"),
+    "rewards/std": _gauge("reward", "standard deviation of a reward model's scores"),
+    "logps/*": _gauge(
+        "nats per token", "log-probability of a side; chosen_drift: of the chosen side against the reference, per answer"
+    ),
     "grad_norm": _gauge("norm", "gradient norm before clipping"),
     "lr": _gauge("rate", "learning rate of the last update"),
     "micro_batch_tokens": _gauge("tokens", "token budget of one forward (halved when memory ran out)"),

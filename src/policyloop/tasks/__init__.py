@@ -49,9 +49,9 @@ class DataSettings:
     """The data of a run: which task, and how its rows become prompts. The same tree serves training, evaluation and serving.
 
     task: a row of TASKS, `package.module:creator` (called with settings and seed), or a data file (short for `jsonl`).
-    path: file or folder of training rows (`jsonl`, `gsm8k`). eval: file or folder of held-out rows; else a share is cut off.
+    path: file or folder of training rows (`jsonl`, `preference`, `gsm8k`). eval: file or folder of held-out rows; else a share is cut off.
     options: the task's own options (docs/data.md lists them per task).
-    columns: role -> column, for prompt, answer, id, system, demonstration; dots reach inside (`reward.gold`); null = none.
+    columns: role -> column, for prompt, answer, id, system, demonstration (pairs: chosen, rejected, score_chosen, score_rejected); dots reach inside (`reward.gold`); null = none.
     held_out_share: share cut off by prompt hash where there is no test set; null = the task's own (0.1 for files).
     system: system message of every prompt. prompt_template: text around the question, `{prompt}` and other columns in braces.
     answer_format: sentence after the question that asks for the form of the answer; null = the task's own, "" = none.
@@ -97,6 +97,7 @@ TASKS: dict[str, Creator] = {
     "word_problems": _lazy("word_problems"),
     "procedural": _lazy("procedural"),
     "jsonl": _lazy("jsonl"),
+    "preference": _lazy("preference"),
     "tiny_arithmetic": _lazy("tiny_arithmetic"),
 }
 

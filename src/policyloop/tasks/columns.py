@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
@@ -67,7 +67,7 @@ class Columns:
         """The prompt of a row: text, or messages. Empty ones are refused."""
         value, name = self.get(record, "prompt"), self.roles["prompt"]
         if isinstance(value, list | tuple):
-            return _messages(value, record.place, name)
+            return as_messages(value, record.place, name)
         text = self.scalar(record, "prompt") or ""
         if not text.strip():
             raise BadInput(
@@ -82,33 +82,42 @@ class Columns:
         return {name: plain(record.values[name]) for name in self.others if name in record.values}
 
 
-def choose(names: Iterable[str], given: Mapping[str, str | None], where: str = "the data") -> Columns:
+def choose(
+    names: Iterable[str],
+    given: Mapping[str, str | None],
+    where: str = "the data",
+    known: Mapping[str, tuple[str, ...]] = KNOWN,
+    needed: Sequence[str] = ("prompt",),
+) -> Columns:
     """Roles for these column names (`names_of`): what `given` says, else the first known name."""
     names = list(dict.fromkeys(names))
-    _check_given(names, given, where)
+    _check_given(names, given, where, known)
     roles = {role: name for role, name in given.items() if name is not None}
     passed: dict[str, tuple[str, ...]] = {}
     by_spelling = {_spelling(name): name for name in reversed(names)}
-    for role in [r for r in KNOWN if r not in given]:
-        found = [by_spelling[s] for s in map(_spelling, KNOWN[role]) if s in by_spelling]
+    for role in [r for r in known if r not in given]:
+        found = [by_spelling[s] for s in map(_spelling, known[role]) if s in by_spelling]
         free = [name for name in found if name not in roles.values()]
         if free:
             roles[role] = free[0]
         if free[1:]:
             passed[role] = tuple(free[1:])
-    if "prompt" not in roles:
-        shown = ", ".join(names) or "none"
-        raise BadInput(f"{where}: no column is known as the prompt", f"data.columns.prompt = one of {shown}", "data.columns")
+    for role in needed:
+        if role not in roles:
+            shown = ", ".join(names) or "none"
+            raise BadInput(f"{where}: no column is known as the {role}", f"data.columns.{role} = one of {shown}", "data.columns")
     gone = {name for role, name in roles.items() if role != "id"}
-    others = tuple(n for n in names if n not in gone and "." not in n and not (n == "input" and roles["prompt"] == "instruction"))
+    others = tuple(
+        n for n in names if n not in gone and "." not in n and not (n == "input" and roles.get("prompt") == "instruction")
+    )
     passed = {role: left for role, ns in passed.items() if (left := tuple(n for n in ns if n in others))}
-    return Columns({role: roles[role] for role in KNOWN if role in roles}, others, passed)
+    return Columns({role: roles[role] for role in known if role in roles}, others, passed)
 
 
-def _check_given(names: list[str], given: Mapping[str, str | None], where: str) -> None:
+def _check_given(names: list[str], given: Mapping[str, str | None], where: str, known: Mapping[str, tuple[str, ...]]) -> None:
     for role, name in given.items():
-        if role not in KNOWN:
-            raise BadInput(f"data.columns has a role {role!r}", ", ".join(KNOWN), "data.columns")
+        if role not in known:
+            raise BadInput(f"data.columns has a role {role!r}", ", ".join(known), "data.columns")
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -138,7 +147,7 @@ def _reach(values: Mapping[str, Any], name: str) -> Any:
     return _reach(found, inner) if isinstance(found, Mapping) else None
 
 
-def _messages(items: list[Any] | tuple[Any, ...], place: str, name: str) -> tuple[Message, ...]:
+def as_messages(items: list[Any] | tuple[Any, ...], place: str, name: str) -> tuple[Message, ...]:
     if not items:
         raise BadInput(f"{place}: the prompt ({name}) is an empty list", "at least one message", place)
     return tuple(_message(item, f"{place}: message {i} of {name}", place) for i, item in enumerate(items, 1))

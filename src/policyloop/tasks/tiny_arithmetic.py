@@ -27,10 +27,12 @@ HELD_OUT_SHARE = 0.2
 @settings
 class Options:
     """terms: numbers in an expression. demonstrations: train on that many worked answers instead of bare prompts (0 = bare).
+    pairs: train on that many (right, wrong) pairs instead; held-out prompts then have two sides as well.
     restate, concise: shares of the demonstrations that restate and guess, compute concisely. slip: chance of a wrong step."""
 
     terms: int = 4
     demonstrations: int = 0
+    pairs: int = 0
     restate: float = 0.5
     concise: float = 0.1
     slip: float = 0.03
@@ -38,6 +40,8 @@ class Options:
     def __post_init__(self) -> None:
         if not 2 <= self.terms <= 5:
             raise BadInput(f"data.options.terms = {self.terms}", "2 to 5", "data.options.terms")
+        if self.pairs and self.demonstrations:
+            raise BadInput("data.options has demonstrations and pairs", "one of the two", "data.options")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class TinyArithmetic:
 
     def train(self) -> list[Prompt]:
         """Bare prompts, or worked ones (`meta["demonstration"]`) for a supervised start."""
+        if self.options.pairs:
+            rng = random.Random(f"pairs/{self.seed}")
+            return [self._pair(rng.choice(self.train_expressions), rng) for _ in range(self.options.pairs)]
         if not self.options.demonstrations:
             return shuffled([self._prompt(e) for e in self.train_expressions], self.seed, lambda p: p.id)
         return [
@@ -65,6 +72,9 @@ class TinyArithmetic:
 
     def held_out(self, seed: int = 0) -> list[Prompt]:
         """All held-out expressions, in an order drawn from the seed."""
+        if self.options.pairs:
+            rng = random.Random(f"held-out pairs/{seed}")
+            return shuffled([self._pair(e, rng) for e in self.held_out_expressions], seed, lambda p: p.id)
         return shuffled([self._prompt(e) for e in self.held_out_expressions], seed, lambda p: p.id)
 
     def grade(self, prompt: Prompt, completion: Completion) -> bool | None:
@@ -83,6 +93,20 @@ class TinyArithmetic:
             else:
                 answer = work(expression, rng, o.slip, concise=kind < o.restate + o.concise)
             yield self._prompt(expression), answer
+
+    def _pair(self, expression: str, rng: random.Random) -> Prompt:
+        """A right working and a wrong one of the same style: a slipped step, or (a third of them) a guess."""
+        concise, total = rng.random() < 0.5, value(expression)
+        right, wrong = work(expression, rng, 0.0, concise), ""
+        while not wrong or wrong.endswith(f"#{total}"):
+            guess = rng.choice([d for d in range(10) if d != total])
+            wrong = (
+                f"check {expression};so {expression}={guess}#{guess}"
+                if rng.random() < 1 / 3
+                else work(expression, rng, 0.4, concise)
+            )
+        meta = {"chosen": right, "rejected": wrong, "demonstration": right}
+        return Prompt.make(self.name, f"{expression}=", str(total), meta)
 
     def _prompt(self, expression: str) -> Prompt:
         return Prompt.make(self.name, f"{expression}=", str(value(expression)))

@@ -1,4 +1,4 @@
-"""Sources without sampling: supervised rows as groups of one, in the same order, state and metrics as a rollout.
+"""Sources without sampling: supervised rows as groups of one, pairs as groups of two, in the same order, state and metrics as a rollout.
 
 Example: a conversation [user, assistant] becomes one group whose completion's mask is 1 on the assistant's tokens, its EOS included.
 """
@@ -6,12 +6,12 @@ Example: a conversation [user, assistant] becomes one group whose completion's m
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from policyloop.engine import Weights
 from policyloop.errors import BadInput
-from policyloop.rollout.cursor import Cursor
+from policyloop.rollout.cursor import Cursor, Draw
 from policyloop.types import Completion, Group, Message, Progress, Prompt, Score
 
 
@@ -35,22 +35,22 @@ class SupervisedSource:
 
     def next(self, progress: Progress) -> list[Group]:
         start = time.monotonic()
-        groups = [Group(d.uid, d.prompt, (self._completion(d.prompt),), (Score(None),)) for d in self.cursor.take(self.per_step)]
+        groups = [self._group(draw) for draw in self.cursor.take(self.per_step)]
         self.metrics = {"time/data_wait_s": time.monotonic() - start}
         return groups
 
-    def _completion(self, prompt: Prompt) -> Completion:
-        answer = prompt.meta.get("demonstration", prompt.target)
+    def _group(self, draw: Draw) -> Group:
+        answer = draw.prompt.meta.get("demonstration", draw.prompt.target)
         if answer is None:
-            raise BadInput(f"prompt {prompt.id} has no answer to imitate", "a target or a `demonstration` column", "data.columns")
-        key = (prompt.id, str(answer))
-        if key not in self._rows:
-            ids, mask = self.renderer.demonstration(prompt, str(answer))
-            first = mask.index(1) if 1 in mask else len(ids)
-            rest = ids[first:]
-            self._rows[key] = Completion(
-                ids[:first], rest, (float("nan"),) * len(rest), "stop", "data#0", str(answer), mask[first:]
+            raise BadInput(
+                f"prompt {draw.prompt.id} has no answer to imitate", "a target or a `demonstration` column", "data.columns"
             )
+        return Group(draw.uid, draw.prompt, (self._completion(draw.prompt, str(answer)),))
+
+    def _completion(self, prompt: Prompt, answer: str) -> Completion:
+        key = (prompt.id, answer)
+        if key not in self._rows:
+            self._rows[key] = demonstrated(prompt, answer, self.renderer)
         return self._rows[key]
 
     def publish(self, weights: Weights) -> None:
@@ -64,3 +64,41 @@ class SupervisedSource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+class PairSource(SupervisedSource):
+    """Prompts whose `meta["chosen"]` and `meta["rejected"]` are compared: groups of 2, chosen first, both after the same prompt ids.
+    Scores that the rows bring along become the scores of the sides."""
+
+    def __init__(self, prompts: Sequence[Prompt], renderer: ConversationRenderer, *, per_step: int, seed: int) -> None:
+        super().__init__(prompts, renderer, per_step=per_step, seed=seed)
+        for prompt in prompts:
+            _sides(prompt)
+
+    def _group(self, draw: Draw) -> Group:
+        return pair_of(draw.uid, draw.prompt, self._completion)
+
+
+def pair_of(uid: str, prompt: Prompt, complete: Callable[[Prompt, str], Completion]) -> Group:
+    """One pair as a group. Errors: BadInput where the prompt has no two sides."""
+    scores = [prompt.meta.get(f"score_{side}") for side in ("chosen", "rejected")]
+    return Group(uid, prompt, tuple(complete(prompt, side) for side in _sides(prompt)), tuple(Score(s) for s in scores))
+
+
+def _sides(prompt: Prompt) -> tuple[str, str]:
+    chosen, rejected = prompt.meta.get("chosen"), prompt.meta.get("rejected")
+    if chosen is None or rejected is None:
+        raise BadInput(
+            f"prompt {prompt.id} of {prompt.task} is no pair",
+            "data.task: preference (rows with chosen and rejected)",
+            "data.task",
+        )
+    return str(chosen), str(rejected)
+
+
+def demonstrated(prompt: Prompt, answer: str, renderer: ConversationRenderer) -> Completion:
+    """A given answer as a completion: the ids that would have been sampled, without log-probs."""
+    ids, mask = renderer.demonstration(prompt, answer)
+    first = mask.index(1) if 1 in mask else len(ids)
+    rest = ids[first:]
+    return Completion(ids[:first], rest, (float("nan"),) * len(rest), "stop", "data#0", answer, mask[first:])

@@ -90,7 +90,7 @@ class PairMean:
 
     def __call__(self, counted_NT: Tensor, group_N: Tensor, all_sum: AllSum) -> Tensor:
         length_N = counted_NT.sum(1).double()
-        pairs = all_sum(torch.tensor(float(len(group_N.unique())), dtype=torch.float64))
+        pairs = all_sum(torch.tensor(float(len(group_N[length_N > 0].unique())), dtype=torch.float64)).clamp_min(1)
         return _share(counted_NT, 0.5 / length_N.clamp_min(1), pairs)
 
 
