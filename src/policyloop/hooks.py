@@ -117,6 +117,7 @@ class Evaluate:
     higher_is_better: bool
     patience: int | None
     name: str
+    target: float | None = None
     best: float | None = None
     since_best: int = 0
     score: float | None = None
@@ -136,7 +137,11 @@ class Evaluate:
         self.best, self.since_best = (self.score, 0) if better else (self.best, self.since_best + 1)
 
     def check(self, step: Step) -> None:
-        """Early stop, after the checkpoint of this step is on disk."""
+        """Target reached, or early stop; after the checkpoint of this step is on disk."""
+        if self.target is not None and self.score is not None:
+            reached = self.score >= self.target if self.higher_is_better else self.score <= self.target
+            if reached and step.progress.step < step.progress.steps:
+                raise Stop(f"{self.metric} {self.score:.3f} reached the target {self.target:g}")
         if self.patience is not None and self.since_best >= self.patience:
             raise Stop(f"{self.since_best} evaluations in a row brought no better {self.metric} than {self.best:.3f}")
 

@@ -273,6 +273,12 @@ def _check_run(recipe: Recipe) -> None:
         "evaluation.every",
     )
     _check_health(recipe)
+    need(
+        e.target is None or e.every > 0,
+        "evaluation.target is set and nothing is evaluated during training",
+        "evaluation.every: 1 or more",
+        "evaluation.every",
+    )
     need(len(recipe.rewards.terms) > 0, "rewards.terms is empty", "at least one reward", "rewards.terms")
 
 

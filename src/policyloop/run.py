@@ -394,7 +394,8 @@ def evaluation_hook(parts: Parts, folder: RunFolder) -> Evaluate:
     def found(version: str) -> dict[str, float]:
         return measure(parts, version).metrics()
 
-    return Evaluate(found, folder, s.every, s.metric, s.better == "higher", parts.recipe.training.early_stop, folder.path.name)
+    patience = parts.recipe.training.early_stop
+    return Evaluate(found, folder, s.every, s.metric, s.better == "higher", patience, folder.path.name, s.target)
 
 
 def hooks_of(

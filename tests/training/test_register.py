@@ -107,6 +107,16 @@ def test_a_store_that_is_not_there_leaves_the_run_whole(place: Path, tmp_path: P
     assert Checkpoints(tmp_path / "run/checkpoints").latest() is not None
 
 
+def test_a_run_ends_and_is_registered_when_the_target_is_reached(tmp_path: Path) -> None:
+    wanted = load(tree_of(recipe(tmp_path)), ["training.steps=9", "evaluation.metric=length_mean", "evaluation.target=0.5"])
+    said: list[str] = []
+    start(wanted, tmp_path / "run", say=said.append)
+    assert any(line.startswith("stopped early: length_mean") and line.endswith("reached the target 0.5") for line in said)
+    assert open_store(str(tmp_path / "store")).version("run", 1).lineage["step"] == 1
+    with pytest.raises(BadInput, match="nothing is evaluated"):
+        load({"model": {"base_model_path": "tiny"}, "evaluation": {"target": 0.5}})
+
+
 def test_without_the_table_nothing_is_registered() -> None:
     assert load({"model": {"base_model_path": "tiny"}}).store is None
     assert load({"model": {"base_model_path": "tiny"}, "store": {}}).store is not None

@@ -22,6 +22,7 @@ class EvaluationSettings:
     every: steps between evaluations during training, 0 = none. prompts: how many held-out prompts.
     metric, better: the figure that alone decides "best" (retention, early stop, `run://NAME@best`): accuracy, accuracy_low, length_mean,
     length_p50, length_p95, truncated_frac, tokens_per_correct, or pass_at_K where samples allow it.
+    target: value of the metric at which a run ends as done (needs every); null = none.
     max_new_tokens: null = rollout.max_new_tokens. temperature: 0 = greedy. samples: answers per prompt (pass@k when above 1).
     seed: of held-out texts and of sampling.
     """
@@ -30,6 +31,7 @@ class EvaluationSettings:
     prompts: int = 96
     metric: str = "accuracy"
     better: Literal["higher", "lower"] = "higher"
+    target: float | None = None
     max_new_tokens: int | None = None
     temperature: float = 0.0
     samples: int = 1
