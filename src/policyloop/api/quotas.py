@@ -3,7 +3,7 @@
 In: a Key. Out: nothing, or Overloaded with the seconds until there is room. A request is counted when it comes, its tokens when they are
 known: the request that crosses the border is answered, the next one is not.
 
-The counters live in this process; replicas behind a gateway are counted at the gateway, which sees all of them.
+The counters live in this process unless a shared storage is named; replicas behind a gateway are counted at the gateway, which sees all of them.
 
 Example:
     >>> quotas = Quotas(); quotas.request(key); ...; quotas.tokens(key, 812)
@@ -12,18 +12,24 @@ Example:
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from limits import RateLimitItem, RateLimitItemPerMinute
-from limits.storage import MemoryStorage
+from limits.errors import ConfigurationError
+from limits.storage import storage_from_string
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
 
 from policyloop.api.keys import Key
-from policyloop.errors import Overloaded
+from policyloop.errors import BadInput, Overloaded
 
 
 class Quotas:
-    def __init__(self) -> None:
-        storage = MemoryStorage()
+    def __init__(self, uri: str = "memory://") -> None:
+        """`uri` as `limits` reads it: memory:// counts in this process, redis://... for all that share it. Errors: BadInput."""
+        try:
+            storage: Any = storage_from_string(uri)
+        except (ConfigurationError, ValueError) as problem:
+            raise BadInput(f"limits in {uri} ({problem})", "memory://, redis://host:port, ...", "gateway.limits") from problem
         self._requests, self._tokens = MovingWindowRateLimiter(storage), FixedWindowRateLimiter(storage)
 
     def request(self, key: Key) -> None:

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
     "trace": ("models:trace", "Where a version comes from: config, data, parent, gate, approver."),
     "export": ("export:export", "A bundle that stands alone, checked against the model it was made of."),
+    "gateway": ("gateway:gateway", "One address in front of many backends: balancing, canary, rollback."),
     "chat": ("evaluate:chat", "Ask a model; --versus shows two side by side."),
     "serve": ("serve:serve", "Serve a model: OpenAI API and /predict."),
 }

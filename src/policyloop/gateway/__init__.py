@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from policyloop.config import build, load_yaml
 from policyloop.errors import BadInput
+from policyloop.journal import JournalSettings
 from policyloop.types import settings
 
 Mode = Literal["canary", "blue_green"]
@@ -78,7 +79,7 @@ class SignalsSettings:
 class ApprovalSettings:
     """Who must agree before the last step: `n` different admin keys with this role."""
 
-    role: str = "release"
+    role: str = "approve"  # a scope of `policyloop keys`
     n: int = 1
     within_s: float = 86400.0
 
@@ -120,6 +121,9 @@ class ReleaseSettings:
     warmup_prompts: tuple[str, ...] = ("Hello",)
     max_failures: int = 5  # failed updates in a row that freeze updates
     signals: SignalsSettings = field(default_factory=SignalsSettings)
+    verifier: str = (
+        "policyloop.rewards.math:grade"  # (answer, target) -> right?, for requests whose metadata.target says what is right
+    )
     approval: ApprovalSettings | None = None
     memory: MemorySettings = field(default_factory=MemorySettings)
 
@@ -162,6 +166,7 @@ class GatewaySettings:
     drain_s: float = 30.0  # running answers get this long after SIGTERM
     keys: str | None = None  # file of API keys; null: no key is asked
     limits: str = "memory://"  # storage of the limits: memory:// is per replica, redis://... is shared
+    journal: JournalSettings | None = None  # null: nothing is written down and feedback is refused
     webhooks: tuple[WebhookSettings, ...] = ()
 
 

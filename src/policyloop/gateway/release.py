@@ -234,6 +234,26 @@ def back(after: After, reason: str, verdict: Verdict | None = None, failed: bool
     return Move("rolled_back", reason, made, bad, verdict.tree() if verdict else None)
 
 
+def pointed_back(after: After, reason: str, to: int | None = None, quarantine: bool = True) -> Move:
+    """Without a release: stable goes to the version before (or `to`), what was stable is quarantined. Errors: BadInput."""
+    bad, target = after.aliases.get("stable"), to if to is not None else after.aliases.get("previous")
+    if target is None or target == bad:
+        raise BadInput("there is no other version to go back to", "`to`: a version of the store", "to")
+    aliases = {k: v for k, v in after.aliases.items() if k not in ("previous", "candidate")} | {"stable": target}
+    release = {
+        **after.release,
+        "state": "idle",
+        "outcome": "rolled_back",
+        "stable": target,
+        "candidate": None,
+        "shares": {},
+        "deadline": None,
+    }
+    out = {bad} if quarantine and bad is not None else set()
+    quarantined = tuple(sorted({*after.quarantined, *out} - {target}))
+    return Move("rolled_back", reason, replace(after, aliases=aliases, release=release, quarantined=quarantined), target)
+
+
 def step(after: After, settings: ReleaseSettings, now: float, reason: str) -> Move:
     """A person's promotion: straight to promoted, whatever the step. Errors: Conflict without a candidate that is warm."""
     if after.release.get("state") not in ("shadow", "canary"):

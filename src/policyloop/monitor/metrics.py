@@ -208,6 +208,43 @@ SERVING: dict[str, Metric] = {
     "weight_swaps_total": Metric("counter", "swaps", "changes of weights while serving", ("version",)),
 }
 
+GATEWAY: dict[str, Metric] = {
+    "gateway_requests_total": Metric(
+        "counter", "requests", "answered requests by model (route), status and version", ("route", "code", "version")
+    ),
+    "gateway_request_duration_seconds": Metric(
+        "histogram", "seconds", "from the request's arrival to the last byte of its answer", ("route", "arm")
+    ),
+    "gateway_time_to_first_byte_seconds": Metric(
+        "histogram", "seconds", "from the request's arrival to the first byte of its answer", ("route", "arm")
+    ),
+    "gateway_tokens_total": Metric("counter", "tokens", "generated tokens, as the backends report them", ("route", "version")),
+    "gateway_errors_total": Metric(
+        "counter",
+        "attempts",
+        "attempts at a backend that failed, those a retry repaired included",
+        ("route", "version", "reason"),
+    ),
+    "gateway_retries_total": Metric("counter", "attempts", "second and third attempts", ("route", "reason")),
+    "gateway_refused_total": Metric("counter", "requests", "requests refused before any backend was asked", ("route", "reason")),
+    "gateway_broken_streams_total": Metric(
+        "counter", "streams", "streams that ended in an error event instead of [DONE]", ("route", "version")
+    ),
+    "gateway_requests_running": Metric("gauge", "requests", "requests at a backend now", ("backend",)),
+    "gateway_backend_up": Metric("gauge", "yes or no", "1 = may get requests now", ("backend",)),
+    "gateway_ejections_total": Metric("counter", "ejections", "times a backend was taken out as an outlier", ("backend",)),
+    "gateway_share_ratio": Metric("gauge", "ratio", "share of sessions this version is meant to get now", ("route", "version")),
+    "gateway_release_state": Metric("gauge", "yes or no", "1 for the state the release is in", ("route", "stage")),
+    "gateway_evidence": Metric(
+        "gauge", "e-value / bound", "evidence that the candidate is worse, against its bound: 1 rolls back", ("route", "reason")
+    ),
+    "gateway_failures": Metric("gauge", "updates", "failed updates in a row", ("route",)),
+    "gateway_log_age_seconds": Metric("gauge", "seconds", "since the model's log was last read", ("route",)),
+    "gateway_shadow_total": Metric("counter", "requests", "copies sent to a candidate in shadow", ("route", "code")),
+    "gateway_webhooks_total": Metric("counter", "calls", "webhooks by status", ("code",)),
+    "heartbeat_age_seconds": _gauge("seconds", "since the controller last looked"),
+}
+
 
 # --- a training run's own /metrics: what a gauge of the last step cannot say -------------------------------------------------------
 
