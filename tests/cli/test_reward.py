@@ -86,3 +86,11 @@ def test_the_form_is_one_that_the_task_reads() -> None:
         return completion.text.startswith("<answer>") and (prompt.target or "") in completion.text
 
     assert readable_form([Prompt.make("t", "2+3?", "5")], grade) == "<answer>{answer}</answer>"
+
+
+def test_agree_wants_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yaml").write_text("model: {base_model_path: tiny}\ndata: {task: word_problems}\n")
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n')
+    with pytest.raises(SystemExit) as ended:
+        main(["reward", "agree", str(tmp_path / "r.yaml"), str(tmp_path / "pairs.jsonl")])
+    assert ended.value.code == 2 and "has no judge" in capsys.readouterr().err

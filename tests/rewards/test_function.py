@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import math
+import subprocess
 import sys
 import threading
 import time
@@ -322,3 +323,30 @@ def test_empty_completion() -> None:
     groups = [group([Completion((1,), (), (), "stop", "t#0", "")])]
     scored, _ = scorer(lambda completions, completion_ids: [len(completions[0]) + len(completion_ids[0])], groups).score(groups)
     assert values(scored) == [0.0]
+
+
+HANGS = """
+import sys, time
+sys.path[:0] = {path!r}
+from policyloop.rewards import Given, RewardsSettings
+from policyloop.rewards.scorer import Scorer
+from policyloop.types import Completion, Group, Prompt
+
+def hang(completions):
+    time.sleep(1000)
+
+prompt = Prompt.make("t", "q", "5")
+groups = [Group("g", prompt, (Completion((1,), (2,), (0.0,), "stop", "t#0", "5"),))]
+terms = (Given(function=hang, timeout_s=0.2),)
+scorer = Scorer.from_settings(RewardsSettings(terms=terms), grade=lambda p, c: True, prompts=[prompt], max_new_tokens=8)
+found, counters = scorer.score(groups)
+print(found[0].scores[0].value, counters["reward/late/hang"])
+"""
+
+
+def test_a_hanging_function_does_not_hold_the_process_s_exit() -> None:
+    """A thread cannot be stopped; the interpreter must leave all the same."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS.format(path=[p for p in sys.path if p])], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "None 1.0")

@@ -76,7 +76,13 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "forget": ("collect:forget", "Everything of one person out again."),
         },
     ),
-    "reward": ("Rewards.", {"try": ("reward:try_rewards", "Score rows with gold, empty, shuffled and wrong answers.")}),
+    "reward": (
+        "Rewards.",
+        {
+            "try": ("reward:try_rewards", "Score rows with gold, empty, shuffled and wrong answers."),
+            "agree": ("reward:agree", "Ask the recipe's judge about labelled pairs."),
+        },
+    ),
 }
 
 

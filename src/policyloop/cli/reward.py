@@ -1,4 +1,4 @@
-"""`policyloop reward try CONFIG`: do the rewards pay a right answer best? Rows of the task are scored with four answers each."""
+"""`policyloop reward try|agree CONFIG`: do the rewards pay a right answer best, and does a judge agree with labels? Asked before training."""
 
 from __future__ import annotations
 
@@ -56,6 +56,30 @@ def try_rewards(
     if recipe.rewards.token_efficiency is not None:
         print("lengths are counted in words and signs here, not in tokens")
     verdict(groups)
+
+
+def agree(
+    config: Annotated[Path, typer.Argument(help="A recipe (YAML) whose rewards have a judge.")],
+    pairs: Annotated[str, typer.Argument(help="Labelled pairs: a file of (prompt, chosen, rejected) rows.")],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="How many pairs, drawn by hash.")] = 100,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override one key: a.b=c. May be repeated.")] = None,
+) -> None:
+    """Ask the recipe's judge about labelled pairs: how often it agrees, ties, and flips with the order of the answers."""
+    from policyloop.recipe import load
+    from policyloop.rewards import JudgeSettings
+    from policyloop.rewards.judge import agreement
+    from policyloop.rewards.running import run
+    from policyloop.tasks import DataSettings
+    from policyloop.tasks.items import shuffled
+    from policyloop.tasks.preference import load as load_pairs
+
+    judges = [t for t in load(config, set_ or []).rewards.terms if isinstance(t, JudgeSettings)]
+    if not judges:
+        raise BadInput(f"{config} has no judge", "rewards: [{judge: {url: ..., model: ...}}]", "rewards")
+    prompts = load_pairs(DataSettings(task="preference", path=pairs, held_out_share=0.0), 0).train()
+    chosen = shuffled(prompts, 0, lambda p: f"{p.id}/{p.meta['rejected']}")[:rows]
+    for term in judges:
+        print(f"{term.name} ({term.model}): {run(agreement(term.judge(), chosen)).sentence()}")
 
 
 def readable_form(prompts: Sequence[Prompt], grade: Grade) -> str:

@@ -46,6 +46,12 @@ METRICS: dict[str, Metric] = {
     "reward/share/*": _gauge("ratio", "its weighted share of the variance of the reward"),
     "reward/length_corr/*": _gauge("correlation", "its correlation with length"),
     "reward/failed/*": _gauge("completions", "completions on which this reward failed"),
+    "reward/flipped/*": _gauge(
+        "comparisons", "comparisons whose verdict flipped with the order of the answers (counted as ties)"
+    ),
+    "reward/grader_stopped": _gauge(
+        "judgements", "judgements of the symbolic grader stopped in this step for time or memory (they count as wrong)"
+    ),
     "reward/late/*": _gauge("completions", "completions on which this reward ran out of time"),
     "metric/mean": _gauge("metric", "mean raw outcome before any shaping (accuracy of the sampled answers)"),
     "groups/count": _gauge("groups", "prompts in this step"),

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from policyloop.errors import BadInput
 from policyloop.types import Completion, Prompt, settings
+
+if TYPE_CHECKING:
+    from policyloop.rewards.judge import Judge
 
 Grade = Callable[[Prompt, Completion], bool | None]
 
@@ -149,8 +152,147 @@ class Given:
         return FunctionReward(name, self.function, context, self.timeout_s, self.concurrency)
 
 
-REWARDS: dict[str, type] = {"correct": Correct, "math": Math, "format": Format, "stop": Stop, "function": Function}
-Term = Correct | Math | Format | Stop | Function | Given
+@settings
+class RewardModels:
+    """The score of a trained reward model: path is a run, a `reward_model/` folder, or a list of them. ensemble of several: mean, worst (the
+    least), uncertainty (mean - uncertainty · standard deviation). normalise: in units of the model's own held-out spread. device: where it runs.
+    """
+
+    path: str | tuple[str, ...]
+    ensemble: Literal["mean", "worst", "uncertainty"] = "mean"
+    uncertainty: float = 1.0
+    normalise: bool = True
+    device: str = "auto"
+    weight: float = 1.0
+    name: str = "reward_model"
+
+    def create(self, context: Context) -> Reward:
+        from policyloop.rewards.reward_model import RewardModelReward
+
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        need(len(paths) > 0, "rewards.reward_model.path is empty", "a run or a folder", "rewards.reward_model.path")
+        return RewardModelReward(self.name, paths, self.ensemble, self.uncertainty, self.normalise, self.device)
+
+
+@settings
+class JsonSchema:
+    """1 where the whole answer is JSON that fits the schema (a table, or a file's path), else 0. fenced: a Markdown fence around it is fine."""
+
+    schema: Mapping[str, Any] | str
+    fenced: bool = True
+    weight: float = 1.0
+    name: str = "json_schema"
+
+    def create(self, context: Context) -> Reward:
+        from policyloop.rewards.function import FunctionReward
+        from policyloop.rewards.json_schema import FitsSchema
+
+        return FunctionReward(self.name, FitsSchema(self.schema, self.fenced), context)
+
+
+@settings
+class Code:
+    """1 where the answer's last Python block runs and every test of the row's column `tests` (a source text or a list of them) passes; `partial`
+    pays the share. In a sandbox without network: timeout_s and memory_mb per run; Linux only.
+    """
+
+    tests: str = "tests"
+    partial: bool = False
+    timeout_s: float = 10.0
+    memory_mb: int = 1024
+    weight: float = 1.0
+    name: str = "code"
+
+    def __post_init__(self) -> None:
+        need(self.timeout_s > 0, f"timeout_s = {self.timeout_s}", "seconds above 0", "rewards.code.timeout_s")
+        need(self.memory_mb >= 64, f"memory_mb = {self.memory_mb}", "64 or more", "rewards.code.memory_mb")
+
+    def create(self, context: Context) -> Reward:
+        from policyloop.rewards.code import CodeReward, RunsCode
+        from policyloop.rewards.sandbox import Limits
+
+        known = ", ".join(sorted(context.columns)) or "none"
+        need(self.tests in context.columns, f"rewards.code needs column {self.tests}", f"one of {known}", "rewards.code.tests")
+        return CodeReward(self.name, self.tests, RunsCode(Limits(self.timeout_s, self.memory_mb), self.partial))
+
+
+@settings
+class RemoteReward:
+    """What a service at `url` says (POST {"rows": [{"prompt", "completion", "target"}]} -> {"scores": [...]}). timeout_s: per step; late or failed
+    answers are counted and unscored, or get `fallback`. batch: rows per request. token_env: environment variable with a bearer token.
+    """
+
+    url: str
+    timeout_s: float = 30.0
+    fallback: float | None = None
+    batch: int = 64
+    token_env: str | None = None
+    weight: float = 1.0
+    name: str = "remote"
+
+    def __post_init__(self) -> None:
+        need(self.url.startswith(("http://", "https://")), f"url = {self.url}", "http://… or https://…", "rewards.remote.url")
+        need(self.timeout_s > 0, f"timeout_s = {self.timeout_s}", "seconds above 0", "rewards.remote.timeout_s")
+        need(self.batch > 0, f"batch = {self.batch}", "1 or more", "rewards.remote.batch")
+
+    def create(self, context: Context) -> Reward:
+        from policyloop.rewards.function import FunctionReward
+        from policyloop.rewards.remote import Remote
+
+        ask = Remote(self.url, self.timeout_s, self.batch, self.token_env)
+        return FunctionReward(self.name, ask, context, self.timeout_s, fallback=self.fallback)
+
+
+@settings
+class JudgeSettings:
+    """A language model compares answers by a rubric (text, or a .txt/.md file), in both orders: 1 won, 0.5 tie or flipped verdict, 0 lost.
+
+    url: an OpenAI-compatible address up to `/v1`. model: its name there. against: the column with the answer to beat; null = the other
+    answers of the group. timeout_s: per request. concurrency: requests at once. token_env: environment variable with the key.
+    """
+
+    url: str
+    model: str
+    rubric: str | None = None
+    against: str | None = None
+    timeout_s: float = 60.0
+    concurrency: int = 16
+    token_env: str | None = None
+    weight: float = 1.0
+    name: str = "judge"
+
+    def __post_init__(self) -> None:
+        need(self.url.startswith(("http://", "https://")), f"url = {self.url}", "http://… or https://…", "rewards.judge.url")
+        need(self.timeout_s > 0, f"timeout_s = {self.timeout_s}", "seconds above 0", "rewards.judge.timeout_s")
+        need(self.concurrency > 0, f"concurrency = {self.concurrency}", "1 or more", "rewards.judge.concurrency")
+
+    def judge(self) -> Judge:
+        from policyloop.rewards.judge import Judge
+
+        return Judge(self.url, self.model, self.rubric, self.timeout_s, self.concurrency, self.token_env)
+
+    def create(self, context: Context) -> Reward:
+        from policyloop.rewards.judge import JudgeReward
+
+        known = ", ".join(sorted(context.columns)) or "none"
+        there = self.against is None or self.against in context.columns
+        need(there, f"rewards.judge needs column {self.against}", f"one of {known}, or null", "rewards.judge.against")
+        return JudgeReward(self.name, self.judge(), self.against)
+
+
+REWARDS: dict[str, type] = {
+    "correct": Correct,
+    "math": Math,
+    "format": Format,
+    "stop": Stop,
+    "function": Function,
+    "reward_model": RewardModels,
+    "json_schema": JsonSchema,
+    "code": Code,
+    "judge": JudgeSettings,
+    "remote": RemoteReward,
+}
+Term = Correct | Math | Format | Stop | Function | Given | RewardModels | JsonSchema | Code | JudgeSettings | RemoteReward
 
 
 @settings

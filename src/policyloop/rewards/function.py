@@ -102,8 +102,10 @@ class FunctionReward:
         timeout_s: float = 30.0,
         concurrency: int = 16,
         isolated: Isolated | None = None,
+        fallback: float | None = None,
     ) -> None:
         self.name, self.function, self.timeout_s, self.isolated = name, function, timeout_s, isolated
+        self.fallback = fallback  # what rows get on which it failed or was late; None = unscored
         self.arguments = Arguments.declared(name, function, context.columns)
         self.concurrency = concurrency if self.arguments.per_row else 1
         self.counters = {"failed": 0, "late": 0}
@@ -111,6 +113,10 @@ class FunctionReward:
         self._busy: set[object] = set()  # one mark per thread that has not come back
 
     async def __call__(self, rows: Sequence[Row]) -> list[float | None]:
+        found = await self._scored(rows)
+        return found if self.fallback is None else [self.fallback if v is None else v for v in found]
+
+    async def _scored(self, rows: Sequence[Row]) -> list[float | None]:
         self.counters = dict.fromkeys(self.counters, 0)
         if not self.arguments.per_row:
             returned = await self._limited(self.arguments.of(rows), len(rows))
@@ -189,7 +195,8 @@ class FunctionReward:
         self.counters[kind] += rows
         if self.first_problem is None:
             self.first_problem = f"reward {self.name} {why}"
-            log.warning("%s; such completions are unscored and counted", self.first_problem)
+            fate = "unscored" if self.fallback is None else f"given {self.fallback:g}"
+            log.warning("%s; such completions are %s and counted", self.first_problem, fate)
         return UNSCORED
 
 

@@ -59,7 +59,8 @@ class Isolated:
     def _started(self) -> Connection:
         if self._line is None:
             self._line, theirs = Pipe()
-            command = [sys.executable, "-m", "policyloop.rewards.isolated", str(theirs.fileno()), self.path]
+            module = "policyloop.rewards.isolated"
+            command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), self.path]  # -P: a math.py here is not ours
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
             child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
             theirs.close()

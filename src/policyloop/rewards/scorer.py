@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from policyloop.errors import BadInput
-from policyloop.rewards import Context, Grade, Reward, RewardsSettings, Row
+from policyloop.rewards import Context, Grade, Reward, RewardsSettings, Row, math_worker
 from policyloop.rewards.compose import Array, Ranger, apply_token_efficiency, combine
 from policyloop.rewards.running import run
 from policyloop.rewards.verifier import CorrectReward
@@ -57,6 +57,7 @@ class Scorer:
             return list(groups), {}
         group_N = np.array([i for i, g in enumerate(groups) for _ in g.completions], dtype=np.int64)
         length_N = np.array([r.completion.length for r in rows], dtype=np.int64)
+        stopped = math_worker.killed
         verdicts, columns = await self._raw(rows)
         failed_N = np.array([any(column[n] is None for column in columns) for n in range(len(rows))])
         parts_NK = np.array([[math.nan if v is None else v for v in column] for column in columns], dtype=np.float64).T
@@ -64,7 +65,8 @@ class Scorer:
         composed_N = combine(np.where(failed_N[:, None], np.nan, parts_NK), self.weights, group_N, self.settings)
         value_N = self._shaped(composed_N, metric_N, length_N)
         scores = [self._score(n, value_N, parts_NK, metric_N, columns) for n in range(len(rows))]
-        return regrouped(groups, scores), self._counters(parts_NK, composed_N, value_N, length_N, columns)
+        counters = self._counters(parts_NK, composed_N, value_N, length_N, columns)
+        return regrouped(groups, scores), {**counters, "reward/grader_stopped": float(math_worker.killed - stopped)}
 
     async def _raw(self, rows: Sequence[Row]) -> tuple[Column, list[Column]]:
         """The task's verdicts, and one column per reward; all at once, the verdicts once."""
