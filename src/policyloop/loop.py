@@ -1,4 +1,6 @@
-"""The one training loop: next, update, publish, hooks. Sync and async, SFT and PPO, one process and a cluster differ in what they pass in.
+"""The only two loops. `train`: next, update, publish, hooks. `improve`: one stage of a round after the other, each noted when done.
+
+Sync and async, SFT and PPO, one process and a cluster differ in what they pass in.
 
 Example:
     >>> train(source, trainer, Progress(steps=20, updates=20), name="run", hooks=[log, save])
@@ -7,7 +9,7 @@ Example:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -66,3 +68,31 @@ def train(source: Source, learner: Learner, start: Progress, *, name: str, hooks
             stop.progress = progress
             raise
     return progress
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a round. `run` gets what the stages before it gave, by name, and gives what is worth noting (JSON). A note with
+    `ends` ends the round: nothing after it is due."""
+
+    name: str
+    run: Callable[[Mapping[str, dict[str, Any]]], dict[str, Any]]
+
+
+class Notes(Protocol):
+    """What is noted of one round; `write` is create-only and gives what stands there: of two that finish a stage, one is right."""
+
+    def read(self, stage: str) -> dict[str, Any] | None: ...
+
+    def write(self, stage: str, note: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def improve(stages: Sequence[Stage], notes: Notes) -> dict[str, dict[str, Any]]:
+    """One round. A stage whose note is there is not run again, so a round that was cut short goes on where it stood."""
+    done: dict[str, dict[str, Any]] = {}
+    for stage in stages:
+        note = notes.read(stage.name)
+        done[stage.name] = notes.write(stage.name, stage.run(done)) if note is None else note
+        if done[stage.name].get("ends"):
+            break
+    return done

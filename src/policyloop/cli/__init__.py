@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "init": ("show:init", "Write a recipe to start from."),
     "show": ("show:show", "Resolve a recipe; --plan foresees the run."),
     "train": ("train:train", "Train from a recipe; resumable at any moment."),
+    "improve": ("improve:improve", "Rounds: curate, train, gate, release, watch; resumable at any stage."),
     "evaluate": ("evaluate:evaluate", "Held-out accuracy with its interval."),
     "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),

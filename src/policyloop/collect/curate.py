@@ -310,6 +310,16 @@ def curate(
     return Curated(rows, store.publish(chosen.name, files, lineage=lineage, reason=reason))
 
 
+def valued(exchanges: Sequence[dict[str, Any]], chosen: CollectSettings) -> list[float | None]:
+    """What each answer is worth, in the order given; None: nobody knows."""
+    heard(exchanges, chosen)
+    worth: dict[str, float | None] = {}
+    for question in by_question(exchanges):
+        question.judge()
+        worth |= {a.row["request_id"]: a.value for a in question.answers}
+    return [worth.get(row["request_id"]) for row in exchanges]
+
+
 def new_evidence(chosen: CollectSettings, *, now: float | None = None) -> int:
     """Requests with votes that the newest set does not hold yet: what a trigger counts."""
     until = time.time() if now is None else now

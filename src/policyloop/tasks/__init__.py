@@ -99,6 +99,7 @@ TASKS: dict[str, Creator] = {
     "jsonl": _lazy("jsonl"),
     "preference": _lazy("preference"),
     "tiny_arithmetic": _lazy("tiny_arithmetic"),
+    "feedback": _lazy("feedback"),
 }
 
 DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
