@@ -278,10 +278,10 @@ def _start(
         say(f"stopped early: {stopped.reason}")
     checkpoints.wait()
     parts.renderer.save(folder.path / "renderer")
-    if recipe.store is not None:
-        into_store(recipe.store, folder, say)
     if isinstance(parts.policy, RewardModel):
         save_reward_model(parts, parts.policy, folder, progress, say)
+    if recipe.store is not None:
+        into_store(recipe.store, folder, say)
     return Run(folder.path, parts, progress)
 
 

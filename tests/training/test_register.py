@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from policyloop.errors import BadInput, NotFound, StoreError
+from policyloop.errors import BadInput, No, NotFound, StoreError
 from policyloop.evaluation.model import open_model
+from policyloop.models.reward import open_reward_model
 from policyloop.recipe import load, tree_of
 from policyloop.run import start
 from policyloop.store import open_store
 from policyloop.store.log import check_chain
+from policyloop.store.moves import promote
 from policyloop.tasks import load_task
 from policyloop.training.checkpoint import Checkpoints
 from policyloop.training.folder import RunFolder
-from policyloop.training.register import into_store, register
+from policyloop.training.register import bring_in, into_store, register
 
 
 def recipe(place: Path, **store: Any) -> Any:
@@ -138,3 +140,46 @@ def test_a_hook_may_promote(place: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert open_store(str(tmp_path / "store")).state("hooked").stable == 1
     with pytest.raises(BadInput, match=r"store\.hook = my_hook:nobody"):
         into_store(recipe(tmp_path, hook="my_hook:nobody").store, RunFolder(place / "runs/first"), say=lambda line: None)
+
+
+def test_a_reward_model_goes_to_its_own_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICYLOOP_CACHE", str(tmp_path / "cache"))
+    settings = load(
+        Path(__file__).parents[2] / "recipes/tiny-reward-model.yaml",
+        [
+            "model.base_model_path=tiny",
+            "data.options.pairs=400",
+            "evaluation.prompts=8",
+            "training.steps=1",
+            "training.warmup_steps=0",
+            "training.threads=1",
+            f"store.uri={tmp_path / 'store'}",
+            "store.name=judge",
+        ],
+    )
+    start(settings, tmp_path / "rm", say=lambda line: None, force=True)
+    assert open_store(str(tmp_path / "store")).names() == []
+    shelf = open_store(str(tmp_path / "store"), "reward_models")
+    (version,) = shelf.versions("judge")
+    assert (version.kind, version.lineage["run"]) == ("reward_model", "rm")
+    assert open_reward_model(shelf.fetch(version)).about["run"] == "rm"
+
+
+def test_a_bundle_brings_its_checks_and_only_while_it_is_what_was_checked(tmp_path: Path) -> None:
+    bundle, store = tmp_path / "bundle", open_store(str(tmp_path / "store"))
+    bundle.mkdir()
+    files = {"config.json": b"{}", "model.safetensors": b"weights"}
+    for name, data in files.items():
+        (bundle / name).write_bytes(data)
+    listed = [{"path": n, "size": len(d), "sha256": hashlib.sha256(d).hexdigest(), "role": "weights"} for n, d in files.items()]
+    manifest = {"schema": 1, "kind": "quantised", "base": {"source": "answers@1"}, "files": listed, "lineage": {"run": "r"}}
+    manifest |= {"serving": {"eos_ids": [2]}, "checks": {"parity": {"passed": False, "kl": 0.4}}}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    version = bring_in(store, bundle, name="answers")
+    assert (version.kind, version.base, version.serving) == ("quantised", {"source": "answers@1"}, {"eos_ids": [2]})
+    assert {f.path for f in version.files} == set(files)
+    with pytest.raises(No, match="did not pass parity"):
+        promote(store, version, by="ann", reason="hurry", report={"verdict": "SHIP"})
+    (bundle / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(StoreError, match=r"model\.safetensors in .* was changed since its checks"):
+        bring_in(store, bundle, name="answers")

@@ -16,17 +16,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from policyloop.errors import BadInput, NotFound, Problem
-from policyloop.store import Store, StoreSettings, Version, actor, open_store, stored, version_in
+from policyloop.errors import BadInput, NotFound, Problem, StoreError
+from policyloop.store import Shelf, Store, StoreSettings, Version, actor, open_store, stored, version_in
 from policyloop.store.moves import set_alias
 from policyloop.store.registry import UNSAFE, Files
 from policyloop.store.retention import gc
+from policyloop.store.uris import LAST
 from policyloop.training.checkpoint import Checkpoint, Checkpoints
 from policyloop.training.folder import RunFolder
 from policyloop.types import Prompt
 
 NOT_SERVED = ("reference.safetensors",)  # the KL anchor: needed to resume, not to answer
-FIGURES = ("accuracy", "length_mean", "truncated_frac", "tokens_per_correct")
+FIGURES = ("accuracy", "length_mean", "truncated_frac", "tokens_per_correct", "margin", "calibration_error", "kendall_tau_b")
+REWARD_MODEL = "reward_model"  # folder of a run that trained one
 
 
 def sources(train: Iterable[Prompt], held_out: Iterable[Prompt], task: str, base: Path, model: str) -> dict[str, Any]:
@@ -57,17 +59,18 @@ def register(
     if not (run / "manifest.json").exists():
         raise NotFound(f"{run} is no run", "a folder with manifest.json and checkpoints/", "the run")
     config = folder.manifest()["config"]
-    chosen = _chosen(run, which, config)
+    chosen = _chosen(run, "last" if store.shelf == "reward_models" else which, config)
     lineage, given = _lineage(folder, chosen.step), config["model"]["base_model_path"]
     base = _base_name(given, lineage["parent"])
-    files = _files(run, chosen, base)
+    trained = run / REWARD_MODEL if store.shelf == "reward_models" else None
+    files = _files(run, chosen, base, trained)
     lora = "adapter_config.json" in files
     return store.publish(
         name or run.name,
         files,
         by=by,
         reason=reason or f"step {chosen.step} of {run.name}",
-        kind="lora" if lora else "full",
+        kind="reward_model" if trained is not None else "lora" if lora else "full",
         base={"model": base or given} if lora else None,
         lineage=lineage,
         evaluation=_evaluation(folder, chosen.step, config),
@@ -86,7 +89,8 @@ def bring_in(
     reason: str = "",
     lineage: Mapping[str, Any] | None = None,
 ) -> Version:
-    """`models import`: a run of ours with its lineage, any Hugging Face folder (whole model or adapter) from another trainer, or data.
+    """`models import`: a run of ours with its lineage, any Hugging Face folder (whole model or adapter) from another
+    trainer, a bundle that `export` wrote, or data.
 
     Errors: NotFound, BadInput (no model in the folder, weights only as pickles).
     """
@@ -99,6 +103,8 @@ def bring_in(
         return store.publish(called, rows, by=by, reason=why, kind="dataset", lineage=about, type="imported")
     if not folder.is_dir():
         raise NotFound(f"{folder} does not exist", "a folder with a model", "the folder")
+    if (folder / LAST).exists():
+        return _bundle(store, folder, name or folder.name, by, reason)
     names = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
     if not any(n.endswith((".safetensors", ".gguf")) for n in names):
         pickles = [n for n in names if n.endswith(UNSAFE)]
@@ -117,13 +123,37 @@ def bring_in(
     )
 
 
+def _bundle(store: Store, folder: Path, name: str, by: str | None, reason: str) -> Version:
+    """What `export` wrote: its manifest's lineage, figures and checks come along, unless its files are not those any more."""
+    try:
+        manifest = json.loads((folder / LAST).read_text(encoding="utf-8"))
+        files = {str(entry["path"]): folder / str(entry["path"]) for entry in manifest["files"]}
+        for entry in manifest["files"]:
+            with (folder / entry["path"]).open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != entry["sha256"]:
+                    raise StoreError(
+                        "corrupt",
+                        f"{entry['path']} in {folder} was changed since its checks",
+                        "the bundle as exported",
+                        str(folder),
+                    )
+        fields = {key: manifest.get(key) or {} for key in ("lineage", "evaluation", "serving", "checks")}
+        kind, base = manifest["kind"], manifest.get("base")
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise BadInput(
+            f"{folder / LAST} is no bundle's manifest ({problem})", "a folder that `export` wrote", str(folder)
+        ) from problem
+    return store.publish(name, files, by=by, reason=reason or f"from {folder}", kind=kind, base=base, type="imported", **fields)
+
+
 def into_store(settings: StoreSettings, folder: RunFolder, say: Callable[[str], None]) -> Version | None:
     """A finished run's checkpoint becomes a version, the alias points at it, the hook is called, retention has a look.
 
     Errors: StoreError (the run itself is whole, and how to register it later is said)."""
     if settings.register == "none":
         return None
-    store, name = open_store(settings.uri), settings.name or folder.path.name
+    shelf: Shelf = "reward_models" if (folder.path / REWARD_MODEL).is_dir() else "models"
+    store, name = open_store(settings.uri, shelf), settings.name or folder.path.name
     try:
         version = register(store, folder.path, name=name, which=settings.register)
         folder.event("register", int(version.lineage["step"]), version=str(version), store=store.uri)
@@ -163,9 +193,11 @@ def _chosen(run: Path, which: str, config: Mapping[str, Any]) -> Checkpoint:
     return found
 
 
-def _files(run: Path, checkpoint: Checkpoint, base: str | None) -> dict[str, bytes | Path]:
-    """What answers: the policy without what only resuming needs, with the tokenizer and template it was trained with."""
+def _files(run: Path, checkpoint: Checkpoint, base: str | None, trained: Path | None) -> dict[str, bytes | Path]:
+    """What answers (or judges: `trained`): the policy without what only resuming needs, with the tokenizer and template it was trained with."""
     policy = {n.removeprefix("policy/"): checkpoint.path / n for n in checkpoint.names() if n.startswith("policy/")}
+    if trained is not None:
+        policy = {p.name: p for p in trained.iterdir() if p.is_file()}
     renderer = {p.name: p for p in (run / "renderer").glob("*") if p.is_file()}
     files: dict[str, bytes | Path] = {n: p for n, p in {**renderer, **policy}.items() if n not in NOT_SERVED}
     if base is not None and "adapter_config.json" in policy:
