@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "evaluate": ("evaluate:evaluate", "Held-out accuracy with its interval."),
     "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
+    "doctor": ("doctor:doctor", "What is wrong with a run or this machine, and which key to change."),
     "trace": ("models:trace", "Where a version comes from: config, data, parent, gate, approver."),
     "export": ("export:export", "A bundle that stands alone, checked against the model it was made of."),
     "gateway": ("gateway:gateway", "One address in front of many backends: balancing, canary, rollback."),

@@ -161,6 +161,24 @@ GUARDS: dict[str, Guard] = {
         "keep rollout.top_p, top_k and min_p off, set rl_strategy.correction: {token_truncate: {}}",
         after=3,
     ),
+    "value_error_warn": Guard(
+        "value/error",
+        "above",
+        0.25,
+        "warn",
+        "the critic is further off than a constant would be for rewards of 0 and 1",
+        "raise model.critic.lr or model.critic.warmup_steps, scale rewards to [-1, 1] with rewards.range_control",
+        after=5,
+    ),
+    "explained_variance_warn": Guard(
+        "value/explained_variance",
+        "below",
+        0.0,
+        "warn",
+        "the critic predicts worse than the mean return, so advantages are noise",
+        "raise model.critic.warmup_steps or model.critic.lr, or use an algorithm without a critic",
+        after=5,
+    ),
     # exploration
     "entropy_low": Guard(
         "entropy",
@@ -198,7 +216,7 @@ GUARDS: dict[str, Guard] = {
         0.8,
         "warn",
         "most groups have equal rewards and teach nothing",
-        "take other prompts, a larger rl_strategy.group_size, or rollout.allocation: {adaptive_difficulty: {}}",
+        "take other prompts, a larger rl_strategy.group_size, or rl_strategy.filter: {drop_constant: {}} (dynamic sampling)",
         after=3,
     ),
     "all_wrong_warn": Guard(

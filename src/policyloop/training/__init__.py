@@ -48,6 +48,8 @@ class HealthSettings:
     clip_warn: float | None = limit_of("clip_warn")
     mismatch_alarm: float | None = limit_of("mismatch_alarm")
     mismatch_kl_alarm: float | None = limit_of("mismatch_kl_alarm")
+    value_error_warn: float | None = limit_of("value_error_warn")
+    explained_variance_warn: float | None = limit_of("explained_variance_warn")
     entropy_low: float | None = limit_of("entropy_low")
     entropy_high: float | None = limit_of("entropy_high")
     entropy_fall: float | None = limit_of("entropy_fall")
