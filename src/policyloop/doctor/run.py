@@ -31,8 +31,8 @@ KEY = re.compile(
 
 
 def diagnose(run: RunData) -> list[Check]:
-    """The rules first, then the guards; within a verdict what was beyond its limit longest comes first."""
-    found = [*_rules(run), *guards(run)]
+    """The most serious first; within a verdict what began first, which is nearest to the cause, then what only the whole run shows."""
+    found = [*guards(run), *_rules(run)]
     if not found:
         found = [Check("health", "ok", f"nothing to object to in {run.steps} steps")]
     return sorted(found, key=lambda c: ORDER[c.verdict])
@@ -42,7 +42,7 @@ def diagnose(run: RunData) -> list[Check]:
 
 
 def guards(run: RunData) -> list[Check]:
-    """Each guard that fired, with how often and its last value; what was short is said after what lasted."""
+    """Each guard that fired, with how often and its last value, in the order in which they began."""
     watch, fired, seen, last = Watch(thresholds(run)), Counter[str](), Counter[str](), dict[str, float]()
     if run.of("baseline"):
         watch = Watch(
@@ -60,8 +60,7 @@ def guards(run: RunData) -> list[Check]:
                 if streak >= GUARDS[name].after:
                     fired[name] += 1
                     last[name] = float(row[GUARDS[name].metric])
-    ranked = sorted(fired, key=lambda name: -fired[name] / seen[name])
-    return [_guard(run, name, fired[name], seen[name], last[name], watch) for name in ranked]
+    return [_guard(run, name, fired[name], seen[name], last[name], watch) for name in fired]
 
 
 def _guard(run: RunData, name: str, fired: int, seen: int, last: float, watch: Watch) -> Check:
