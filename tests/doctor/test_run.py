@@ -47,8 +47,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "truncated_warn",
         "raise rollout.max_new_tokens (3 -> 6)",
     ),
-    "cold": (
-        {"rollout.temperature": 1e-3, "rewards.terms": [mine("digits")]},
+    "equal": (
+        {"rewards.terms": [mine("equal")]},
         "zero_std_warn",
         "rl_strategy.group_size (4 -> 8)",
     ),
