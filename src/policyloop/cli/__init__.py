@@ -68,6 +68,7 @@ GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
         {
             "rollout": ("bench:rollout", "Sampling: tokens per second, time over the floor."),
             "train": ("bench:train", "A whole step: rollout, update, publish."),
+            "serve": ("bench:serve", "Load on a running server: latency, rates, limits."),
         },
     ),
     "collect": (

@@ -63,6 +63,42 @@ def train(
     return _tell(_measure(model, task, data, shape, update=True), None, shape, slo, save)
 
 
+def serve(
+    url: Annotated[str, typer.Argument(help="A running server, such as http://127.0.0.1:8000.")] = "http://127.0.0.1:8000",
+    clients: Annotated[int, typer.Option("--clients", help="Closed loop: so many at once.")] = 8,
+    rate: Annotated[float | None, typer.Option("--rate", help="Open loop instead: requests per second, at random times.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="Of measuring, after the warm-up.")] = 30.0,
+    warm_up_s: Annotated[float, typer.Option("--warm-up-s", help="Thrown away.")] = 5.0,
+    words: Annotated[int, typer.Option("--words", help="Of each prompt, about a token each.")] = 64,
+    tokens: Annotated[int, typer.Option("--tokens", help="Of each answer, forced.")] = 32,
+    shared: Annotated[int, typer.Option("--shared", help="Words at the beginning that all prompts have in common.")] = 0,
+    model: Annotated[str | None, typer.Option("--model", help="As the server calls it (default: its own).")] = None,
+    key: Annotated[str | None, typer.Option("--key-file", help="File that holds the API key.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of prompts and arrivals.")] = 0,
+    slo: Annotated[Path | None, typer.Option("--slo", help="YAML of limits (default: p99 500 ms, 200 requests/s).")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Write figures and load as JSON.")] = None,
+) -> int:
+    """Load on a running server: first token, per token, whole latency, requests and tokens per second."""
+    import datetime as dt
+
+    from policyloop.bench.load import DEFAULT_SLO, Load, figures, measure
+    from policyloop.bench.slo import judge, load_slo
+    from policyloop.config import to_tree
+    from policyloop.errors import Exit
+
+    load = Load(
+        clients=clients, rate=rate, seconds=seconds, warm_up_s=warm_up_s, words=words, tokens=tokens, shared=shared, model=model, seed=seed
+    )  # fmt: skip
+    found = figures(measure(url, load, Path(key).read_text().strip() if key else None))
+    print("\n".join(f"{name:24}{value:10.3f}" for name, value in found.items()))
+    if save:
+        at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        save.write_text(json.dumps({"at": at, "url": url, "load": to_tree(load), "figures": found}, indent=1) + "\n")
+    lines, good = judge(load_slo(slo) if slo else DEFAULT_SLO, found)
+    print("\n".join(lines))
+    return Exit.DONE if good else Exit.NO
+
+
 def _shape(prompts: int, group: int, tokens: int, kept: int, lora_r: int, precision: str, rounds: int, threads: int) -> Any:
     from policyloop.bench import Shape
     from policyloop.config import build

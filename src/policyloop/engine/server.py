@@ -30,6 +30,7 @@ from policyloop.errors import Unavailable
 
 log = logging.getLogger(__name__)
 IDLE_BEAT_S = 1.0
+PAUSED_BEAT_S = 0.05  # rows wait, and their deadlines pass
 AGEING = 64.0
 MOST_CLIENTS = 4096
 
@@ -122,10 +123,13 @@ class Server:
 
     # --- the thread ---------------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def _work(self) -> None:
-        while self._go():
+        while True:
             try:
-                with self.turn, torch.inference_mode():
+                if not self._go():
+                    break
+                with self.turn:
                     if not self.paused:
                         self.batch.admit(self.waiting)
                         self.ranks.admitted(self.batch.rows)
@@ -152,7 +156,7 @@ class Server:
                 if busy:
                     self.stepping = True
                     return True
-                self.news.wait(IDLE_BEAT_S)
+                self.news.wait(IDLE_BEAT_S if not self.open else PAUSED_BEAT_S)
 
     def _sort_out(self) -> None:
         """New ones take their places in the queue; finished rows are closed; cancelled and late ones leave, running or waiting."""

@@ -71,7 +71,7 @@ class ModelOpener:
 
     def open(self, model: str) -> Opened:
         opened = open_model(model, self.precision, self.template, self.options)
-        return Opened(opened.engine, opened.renderer, opened.version, {})
+        return Opened(opened.engine, opened.renderer, opened.version, sampling_of(opened.path))
 
     def weights(self, model: str, base: str) -> Weights | None:
         path = resolve(model)
@@ -83,7 +83,13 @@ class ModelOpener:
         path = resolve(model)
         if (path / "adapter_config.json").exists():
             raise BadInput(f"{model} is an adapter", "a whole model (policyloop export merges them)", "MODEL")
-        return path, {}
+        return path, sampling_of(path)
+
+
+def sampling_of(path: Path) -> Mapping[str, Any]:
+    """A stored version's own sampling defaults; none for any other folder: its generation config is somebody else's taste."""
+    version = version_in(path)
+    return {} if version is None else dict(version.serving.get("sampling") or {})
 
 
 def version_of(name: str, path: Path) -> str:

@@ -35,6 +35,7 @@ class BuiltinBackend:
     def __init__(self, model: str, name: str, opener: Opener, settings: ServeSettings) -> None:
         self.model, self.name, self.opener, self.settings = model, name, opener, settings
         self._opened: Opened | None = None
+        self._adapters: dict[str, Opened] = {}
         self._old: set[asyncio.Task[None]] = set()
         self._swapping = asyncio.Lock()
         self._tokenizer = ThreadPoolExecutor(
@@ -60,16 +61,23 @@ class BuiltinBackend:
     def models(self) -> Mapping[str, str]:
         if self._opened is None:
             return {self.name: "none"}
-        return {self.name: self._opened.engine.status().version}
+        named = {self.name: self._opened, **self._adapters}
+        return {name: opened.engine.status().version for name, opened in named.items()}
 
     async def ready(self, ask: Ask) -> Ready:
-        opened = self.now
+        opened = self._of(ask)
         loop = asyncio.get_running_loop()
         ids = await loop.run_in_executor(self._tokenizer, _ids, opened.renderer, ask.content)
         limit = _limit(ask.params.max_new_tokens, self.settings.max_new_tokens, len(ids), opened.renderer.context)
         request = Request(UID, ids, replace(ask.params, max_new_tokens=limit), client=ask.client, deadline=ask.deadline)
         deltas = cast(AsyncGenerator[Delta, None], opened.engine.stream(request))  # checks it; nothing runs before it is read
         return Ready(ask, ids, limit, lambda: self._pieces(opened, deltas, ask), lambda: len(ids))
+
+    def _of(self, ask: Ask) -> Opened:
+        found = self._adapters.get(ask.adapter) if ask.adapter else self.now
+        if found is None:
+            raise NotFound(f"model {ask.adapter} was just removed", ", ".join(self.models()), "model")
+        return found
 
     async def _pieces(self, opened: Opened, deltas: AsyncGenerator[Delta, None], ask: Ask) -> AsyncGenerator[Piece, None]:
         """A swap may close the engine between `ready` and here: the new one answers then."""
@@ -83,7 +91,7 @@ class BuiltinBackend:
                     tokens = tuple(Token(texts[d.sample].push([i]), p) for i, p in zip(d.token_ids, d.logprobs, strict=True))
                 yield Piece(d.sample, d.text, d.token_ids, d.logprobs, d.finish_reason, d.version, tokens)
         except Unavailable:
-            if begun or self.now is opened:
+            if begun or self._of(ask) is opened:
                 raise
             async with contextlib.aclosing((await self.ready(ask)).pieces()) as pieces:
                 async for piece in pieces:
@@ -94,11 +102,14 @@ class BuiltinBackend:
     def load(self) -> Load:
         if self._opened is None:
             return Load()
-        status = self._opened.engine.status()
-        return Load(status.running, status.waiting, status.kv_used_ratio, status.prefix_tokens)
+        every = [opened.engine.status() for opened in (self._opened, *self._adapters.values())]
+        used, found = max(s.kv_used_ratio for s in every), sum(s.prefix_tokens for s in every)
+        return Load(sum(s.running for s in every), sum(s.waiting for s in every), used, found)
 
     def beat_age_s(self) -> float:
-        return 0.0 if self._opened is None else self._opened.engine.status().heartbeat_age_s
+        if self._opened is None:
+            return 0.0
+        return max(opened.engine.status().heartbeat_age_s for opened in (self._opened, *self._adapters.values()))
 
     # --- weights ------------------------------------------------------------------------------------------------------------
 
@@ -117,9 +128,7 @@ class BuiltinBackend:
         fresh = await asyncio.to_thread(self._open, model)
         old, self._opened = self._opened, fresh
         if old is not None:
-            task = asyncio.create_task(asyncio.to_thread(old.engine.close, self.settings.deadline_s))
-            self._old.add(task)
-            task.add_done_callback(self._old.discard)
+            self._retire(old)
         return fresh.engine.status().version
 
     def _open(self, model: str) -> Opened:
@@ -131,14 +140,31 @@ class BuiltinBackend:
         return opened
 
     async def add_adapter(self, name: str, model: str) -> str:
-        raise BadInput("adapters by name are not loaded here", "swap", "name")
+        """An adapter of the loaded base under a name of its own: a model of its own beside the base. Errors: Conflict, BadInput."""
+        if name in self.models():
+            raise Conflict(f"{name} is loaded", "another name, or DELETE it first")
+        base = self.now.engine.status().base
+        if await asyncio.to_thread(self.opener.weights, model, base) is None:
+            raise BadInput(f"{model} is no adapter of the base that is loaded", "a LoRA adapter of it", "model")
+        opened = await asyncio.to_thread(self._open, model)
+        self._adapters[name] = opened
+        return opened.engine.status().version
 
     async def remove_adapter(self, name: str) -> None:
-        raise NotFound(f"no adapter {name}", "none are loaded", "name")
+        if name not in self._adapters:
+            raise NotFound(f"no adapter {name}", ", ".join(self._adapters) or "none are loaded", "name")
+        self._retire(self._adapters.pop(name))
+
+    def _retire(self, opened: Opened) -> None:
+        """Its answers may end."""
+        task = asyncio.create_task(asyncio.to_thread(opened.engine.close, self.settings.deadline_s))
+        self._old.add(task)
+        task.add_done_callback(self._old.discard)
 
     async def close(self, drain_s: float) -> None:
-        if self._opened is not None:
-            await asyncio.to_thread(self._opened.engine.close, drain_s)
+        for opened in (self._opened, *self._adapters.values()):
+            if opened is not None:
+                await asyncio.to_thread(opened.engine.close, drain_s)
         with contextlib.suppress(RuntimeError):
             self._tokenizer.shutdown(wait=False, cancel_futures=True)
 

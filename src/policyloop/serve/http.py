@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
@@ -117,16 +116,13 @@ class HttpBackend:
         path, body = _sent(ask, limit, self.upstream or "")
         self.running += ask.params.n
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + ask.deadline - time.monotonic()):
-                async with self.client.stream("POST", self.url + path, json=body) as reply:
-                    if reply.status_code != 200:
-                        raise _refused(reply.status_code, await reply.aread(), reply.headers.get("retry-after"))
-                    async for chunk in events(reply.aiter_lines()):
-                        counts.update({k: v for k, v in (chunk.get("usage") or {}).items() if isinstance(v, int)})
-                        for choice in chunk.get("choices", ()):
-                            yield self._piece(choice, str(chunk.get("version") or self.version), ask.wants_logprobs)
-        except TimeoutError as problem:
-            raise Overloaded("the answer was not done within its deadline") from problem
+            async with self.client.stream("POST", self.url + path, json=body) as reply:
+                if reply.status_code != 200:
+                    raise _refused(reply.status_code, await reply.aread(), reply.headers.get("retry-after"))
+                async for chunk in events(reply.aiter_lines()):
+                    counts.update({k: v for k, v in (chunk.get("usage") or {}).items() if isinstance(v, int)})
+                    for choice in chunk.get("choices", ()):
+                        yield self._piece(choice, str(chunk.get("version") or self.version), ask.wants_logprobs)
         except httpx.HTTPError as problem:
             raise Unavailable(f"the engine behind this server failed ({type(problem).__name__})", retry_after_s=2) from problem
         finally:

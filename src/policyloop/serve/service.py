@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -31,6 +32,7 @@ from policyloop.types import FinishReason, Message
 
 log = logging.getLogger(__name__)
 DEADLINE = "x-policyloop-deadline-s"
+GRACE_S = 1.0
 PACE_S = 30.0  # over how much of the past the pace is measured
 Record = Mapping[str, Any]
 OnFinished = Callable[[Record], object]
@@ -102,7 +104,7 @@ class Running:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Errors: Overloaded where the deadline came before the first token, Unavailable where the engine failed or closes."""
-        async for piece in self._pieces:
+        while (piece := await self._next()) is not None:
             self.last = time.monotonic()
             self.first = self.first or self.last
             self.samples[piece.index].add(piece)
@@ -113,6 +115,15 @@ class Running:
             if piece.reason == "deadline" and not any(s.ids or s.text for s in self.samples):
                 raise Overloaded("its turn did not come within its deadline", retry_after_s=self.service.wait_s())
             yield piece
+
+    async def _next(self) -> Piece | None:
+        """The engine keeps deadlines itself; one that is stuck cannot, and nobody waits for it."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(loop.time() + self.ready.ask.deadline + GRACE_S - time.monotonic()):
+                return await anext(self._pieces, None)
+        except TimeoutError as problem:
+            raise Unavailable("there was no whole answer within the deadline", retry_after_s=5) from problem
 
     async def finish(self) -> list[Choice]:
         """All answers, whole."""
