@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
     "doctor": ("doctor:doctor", "What is wrong with a run or this machine, and which key to change."),
-    "trace": ("models:trace", "Where a version comes from: config, data, parent, gate, approver."),
+    "trace": ("models:trace", "Where a version comes from; what became of a request."),
     "export": ("export:export", "A bundle that stands alone, checked against the model it was made of."),
     "gateway": ("gateway:gateway", "One address in front of many backends: balancing, canary, rollback."),
     "chat": ("evaluate:chat", "Ask a model; --versus shows two side by side."),

@@ -115,3 +115,27 @@ def count_lines(counts: dict[str, int], set_aside: dict[str, int]) -> list[str]:
         f"set aside: voice {voice} with {n:,} votes (if it is yours: --set shared_keys, or a key with scope label)"
         for voice, n in set_aside.items()
     ]
+
+
+def request_lines(request_id: str, store: str | None) -> list[str]:
+    """One request, followed. Errors: NotFound."""
+    from datetime import UTC, datetime
+
+    from policyloop.collect.curate import last_words
+    from policyloop.collect.trace import trace
+
+    def when(at: float) -> str:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+    found = trace(request_id, store)
+    r = found["record"]
+    ids = "redacted, so no token ids" if r["redacted"] else f"{len(r['token_ids'])} token ids with log-probs"
+    lines = [
+        f"request {request_id} on {when(r['at'])} by key {r['key'] or '-'}, user {r['user'] or '-'}, session {r['session'] or '-'}",
+        f"  asked: {last_words(r['prompt'])!r}",
+        f"  answered by {r['version'] or r['model']} ({r['source']}): {r['text']!r}",
+        f"  {r['tokens']} tokens, {r['finish_reason'] or 'end not known'}; {ids}",
+        *(f"  feedback on {when(f['at'])} by {f['key']}: {f['kind']} {f['value']}" for f in found["feedback"]),
+    ]
+    lines.append(f"  in sets: {', '.join(found['sets']) or 'none yet'}")
+    return [*lines, f"  learned by: {', '.join(found['versions']) or 'no version yet'}"]

@@ -264,11 +264,28 @@ def migrate(store: STORE = None, dry_run: DRY = False, by: BY = None) -> None:
     say(f"{len(moved)} manifests {'would be ' if dry_run else ''}rewritten; the others have schema {SCHEMA}")
 
 
-def trace(version: VERSION, store: STORE = None) -> None:
-    """Where a version comes from: config, data, parent, gate report, who approved; then its parent, and so on."""
+def trace(
+    what: Annotated[str, typer.Argument(metavar="REQUEST_ID|VERSION", help="NAME@NUMBER, NAME@ALIAS, NAME, or a request's id.")],
+    store: STORE = None,
+) -> None:
+    """Where a version comes from: config, data, parent, gate report, who approved; then its parent, and so on. Of a request: what was
+    asked and answered by which version, what was said of it, which sets hold it, which versions learned from it."""
     from policyloop.errors import NotFound
 
-    say, (opened, found) = printer(), _resolve(version, store, expired=True)
+    say = printer()
+    try:
+        opened, found = _resolve(what, store, expired=True)
+    except NotFound as no_version:
+        if "@" in what:
+            raise
+        from policyloop.cli.collect import request_lines
+
+        try:
+            for line in request_lines(what, store):
+                say(line)
+        except NotFound as no_request:
+            raise NotFound(f"{no_version.given}; {no_request.given}", f"{no_version.allowed}; {no_request.allowed}") from None
+        return
     for _ in range(100):
         _traced(opened, found, say)
         parent = str(found.lineage.get("parent") or "")
