@@ -116,7 +116,7 @@ def test_killed_anywhere(plan: list[tuple[int, int, bool, int]]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **CALM)
+@settings(max_examples=300, **CALM)
 @given(PLANS)
 def test_killed_anywhere_long(plan: list[tuple[int, int, bool, int]]) -> None:
     campaign(plan)

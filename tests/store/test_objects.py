@@ -172,6 +172,57 @@ def answering() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.parametrize("other", [None, b"theirs", b"mine"], ids=["failed", "won", "was ours"])
+def test_a_conflict_is_decided_by_what_lies_there(no_keys: None, monkeypatch: pytest.MonkeyPatch, other: bytes | None) -> None:
+    """S3 answers 409 while another create of the same name is under way; it may fail, or win, or have been our own first try."""
+    import http.server
+    import threading
+
+    objects: dict[str, bytes] = {}
+    puts: list[str] = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def answer(self, status: int, body: bytes = b"") -> None:
+            self.send_response(status)
+            for name, value in {
+                "Content-Length": str(len(body)),
+                "ETag": '"1"',
+                "Last-Modified": "Tue, 01 Dec 2026 00:00:00 GMT",
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            assert self.headers["If-None-Match"] == "*"
+            puts.append(self.path)
+            if len(puts) == 1:
+                objects.update({} if other is None else {self.path: other})
+                self.answer(409, b"<Error><Code>ConditionalRequestConflict</Code></Error>")
+            else:
+                objects[self.path] = body
+                self.answer(200)
+
+        def do_GET(self) -> None:
+            found = objects.get(self.path)
+            self.answer(404) if found is None else self.answer(200, found)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        assert Objects("s3://bucket/store").create("a", b"mine") is (other != b"theirs")
+        assert (len(puts), list(objects.values())) == (2 if other is None else 1, [other or b"mine"])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_a_full_and_a_forbidden_disk_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path))
     store.publish("answers", {"model.safetensors": b"x"})

@@ -10,19 +10,28 @@ Example:
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 from obstore.store import from_url
 
 from policyloop.errors import StoreFault
-from policyloop.store.backend import CHUNK, Stat, store_error
+from policyloop.store.backend import CHUNK, Stat, read_if_there, store_error
 from policyloop.store.keys import client_options, config_for
 
+CONFLICTS = 6  # times a create is sent again while others are under way
 QUOTA = ("quota", "insufficientstorage", "507", "no space", "toomanybuckets", "entitytoolarge")
 PERMISSION = (
     "accessdenied",
@@ -64,13 +73,18 @@ class Objects:
                 yield bytes(obstore.get_range(self.store, key, start=start, end=min(start + CHUNK, size)))
 
     def create(self, key: str, data: bytes) -> bool:
-        with self._told(key):
-            try:
-                obstore.put(self.store, key, data, mode="create", use_multipart=False)
-            except AlreadyExistsError:
-                # a put whose answer was lost is sent again by the client and then finds its own bytes: that is a success
-                return self.read(key) == data
-        return True
+        for attempt in range(CONFLICTS):
+            with self._told(key):
+                try:
+                    obstore.put(self.store, key, data, mode="create", use_multipart=False)
+                    return True
+                except (AlreadyExistsError, PreconditionError):
+                    pass
+            # a put whose answer was lost is sent again by the client and then finds its own bytes: that is a success
+            if (found := read_if_there(self, key)) is not None:
+                return found == data
+            time.sleep(0.05 * 2**attempt)  # S3 answers 409 while another create is under way, which may yet fail
+        raise store_error("network", f"{self.uri}/{key}: conflicting writes without end", self.uri)
 
     def replace(self, key: str, data: bytes | Path) -> None:
         with self._told(key):
