@@ -367,3 +367,49 @@ def test_plain_numbers_start_no_process() -> None:
         "print([m for m in ('policyloop.rewards.math_worker', 'sympy', 'torch') if m in sys.modules])\n"
     )
     assert done.stdout.splitlines() == ["[True, False, True]", "[]"], done.stderr
+
+
+# --- variables, stray letters, broken exponents -----------------------------------------------------------------------------
+
+NAMED = [
+    ("#### 12 e", "12", False),
+    ("#### 12 e", "12e", True),
+    ("#### 12", "12e", False),
+    ("#### 12 i", "12", False),
+    ("#### 12 e.", "12", False),
+    ("The answer is 12 i think", "12", True),
+    ("#### 12 eggs", "12", True),
+    ("1.2.e3", "1200", False),
+    ("#### 1.2.e3", "1200", False),
+    ("#### 1.2.e3", "1.2", False),
+    ("1.2.e3", "1.2", False),
+    ("1.2e3", "1200", True),
+    ("#### 1.2e3.", "1200", True),
+    ("x = 5", "y = 5", False),
+    ("The answer is x = 5.", "y = 5", False),
+    ("\\boxed{x = 5}", "y = 5", False),
+    ("\\boxed{5}", "y = 5", True),
+    ("\\boxed{y = 5}", "y = 5", True),
+    ("\\boxed{y=5}", "5", True),
+    ("\\boxed{x=y=5}", "y = 5", True),
+    ("So $y = 5$.", "y=5", True),
+    ("Let x = 3.\nThen 5", "y = 5", True),
+    ("We have x = 2. #### 5", "y = 5", True),
+    ("total = 5", "y = 5", True),
+    ("\\boxed{Y = 5}", "y=5", True),
+    ("y = 2 + 3 = 5", "y = 5", True),
+    ("x = 3, then y = 5", "y = 5", True),
+    ("$$x = 5$$", "$y = 5$", False),
+    ("\\boxed{e}", "E", True),
+    ("\\boxed{E}", "E", True),
+    ("\\boxed{e}", "e", True),
+    ("\\boxed{E}", "e", False),
+    ("answer is (e)", "E", True),
+]
+
+
+@pytest.mark.parametrize(("text", "gold", "right"), NAMED)
+def test_names_letters_and_exponents(text: str, gold: str, right: bool) -> None:
+    """x = 5 answers no question about y; 12 e is a product, not 12; 1.2.e3 is no number; a lower-case letter names a choice, never Euler's
+    number the other way round."""
+    assert grade(text, gold) is right

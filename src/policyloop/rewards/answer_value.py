@@ -197,9 +197,9 @@ _AND_A_PART = re.compile(rf"{_UNIT}\s*and\s+(?:a|one|two|three)\s+{_PART}", re.I
 _OF_A_WHOLE = re.compile(rf"[\s-]*{_PART}", re.IGNORECASE)
 _NO_NUMBER = re.compile(
     r"(?:st|nd|rd|th)(?![A-Za-z])"  # an ordinal
-    r"|:\d|\s:\s?\d|\.\d|,\d|['’′]\s?\d|\s*‰"  # a time, a version, a broken grouping
+    r"|:\d|\s:\s?\d|\.\d|,\d|['’′]\s?\d|\s*‰|\.[eE][+-]?\d"  # a time, a version, a broken grouping, a broken exponent
     r"|\s*(?:[*×÷^+±·√π]|/(?!\s*[A-Za-z])|\\(?:sqrt|pi|frac|log|ln|sin|cos|tan|theta|alpha|infty)|-\s*[\d.($\\])"  # arithmetic
-    r"|\(\s*[\d\-.\\]|\s?[xyznπ](?![A-Za-z])|[ei](?![A-Za-z])"  # a product, a variable
+    r"|\(\s*[\d\-.\\]|\s?[xyznπ](?![A-Za-z])|[ei](?![A-Za-z])|\s[ei]\s*(?:$|[.,;:)\]}$])"  # a product, a variable
     r"|\s*[乘加减除]以?\s*[\d一二两三四五六七八九十]|\s*(?:个|小时|天|年)?半"
     r"|\s+[+-]?[$€£¥]?\d"  # a second number
 )

@@ -26,7 +26,7 @@ class FitsSchema:
         tree = load_schema(schema)
         kind = validators.validator_for(tree)
         try:
-            kind.check_schema(tree)
+            kind.check_schema(dict(tree))
         except exceptions.SchemaError as problem:
             raise BadInput(f"the JSON schema is no schema ({problem.message})", "a JSON Schema", WHERE) from problem
         self.validator, self.fenced = kind(tree), fenced

@@ -24,6 +24,7 @@ MOST_SLOTS = 200  # slots, from the last one back, that are looked into
 _NUMERIC = re.compile(r"[^\w]*(?:US|USD|Rs\.?)?[^\w]*[\d.\\]")
 _NOT_NUMERIC = re.compile(r"[=^√π<>()\[\]]|\\(?!frac)|\d\s*[*×+]")
 _NAMED = re.compile(r"\$?\s*[A-Za-z]\s*=\s*(?=[^=]+$)")
+_NAMES = re.compile(r"(?<![A-Za-z\\])((?:[A-Za-z]\s*=\s*)+)[^=]*$")  # x = 5, x = y = 5: what the last equation is of
 _PAIR = re.compile(r"[\s$]*(?:\\left)?\(\s*-?\d+,\d+(?:,\d+)*\s*(?:\\right)?\)")  # (1,200) is a pair
 _SENTENCE_END = re.compile(r"[.。!?](?:\s|$)")
 _BOXES_JOINED = re.compile(r"[}\s$.]*(?:\\text\s*\{)?\s*(?:or|and|,|或|和)\s*\}?[\s$]*\\f?box(?:ed)?\s*\{$", re.IGNORECASE)
@@ -37,7 +38,7 @@ def grade(completion: str, gold: str) -> bool | None:
     text, found = _read_slots(completion)
     if (value := gold_value(gold)) is not None:
         own = answer_value(text, found)
-        return own is not None and equal(own, value)
+        return own is not None and equal(own, value) and not _of_another(gold, text, found)
     bare = unwrap(gold)
     for shape in SHAPES:
         if shape.reads(bare):
@@ -109,6 +110,20 @@ def _numeral(text: str) -> Value | None:
     """A text that is a numeral in words and nothing else."""
     bare = unwrap(text[:100]).strip(" .。")
     return read(bare) if len(text) < 100 and (CHINESE.fullmatch(bare) or ENGLISH.fullmatch(bare)) else None
+
+
+def _of_another(gold: str, text: str, found: list[Slot]) -> bool:
+    """x = 5 is no answer to y = 5. An answer without a name is one, and so is a chain that names it (x = y = 5)."""
+    asked = _names(unwrap(gold))
+    held = [slot.body(LONGEST) for slot in found[-MOST_SLOTS:] if slot.kind != "cut" and not slot.heading]
+    lines = [line for line in (held[-1] if held else text[-LONGEST:]).splitlines() if line.strip()]
+    said = _names(_SENTENCE_END.split(unwrap(lines[-1]), maxsplit=1)[0]) if asked and lines else set()
+    return bool(said) and not asked & said
+
+
+def _names(equation: str) -> set[str]:
+    found = _NAMES.search(equation[-200:])
+    return {letter.casefold() for letter in re.findall(r"[A-Za-z]", found[1])} if found else set()
 
 
 def _joined_boxes(text: str, found: list[Slot], at: int) -> bool:

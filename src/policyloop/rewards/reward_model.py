@@ -28,19 +28,21 @@ class RewardModelReward:
     ) -> None:
         from policyloop.models.reward import open_reward_model
 
-        self.name, self.ensemble, self.uncertainty, self.normalise = name, ensemble, uncertainty, normalise
+        self.name, self.uncertainty, self.normalise = name, uncertainty, normalise
+        self.ensemble: Ensemble = ensemble
         self.models = [open_reward_model(path, device) for path in paths]
         self._lock = threading.Lock()  # a model runs one batch at a time
 
     async def __call__(self, rows: Sequence[Row]) -> list[float | None]:
-        return await in_thread(lambda: self.scores(rows))
+        return list(await in_thread(lambda: self.scores(rows)))
 
-    def scores(self, rows: Sequence[Row]) -> list[float | None]:
+    def scores(self, rows: Sequence[Row]) -> list[float]:
         prompts, answers = [r.prompt for r in rows], [r.completion.text for r in rows]
         whole = [r.completion.finish_reason == "stop" for r in rows]
         with self._lock:
             found = [self._scaled(m, m.scores(prompts, answers, whole)) for m in self.models]
-        return [together(votes, self.ensemble, self.uncertainty) for votes in zip(*found, strict=True)]
+        votes = zip(*found, strict=True)
+        return [together(v, self.ensemble, self.uncertainty) for v in votes]
 
     def _scaled(self, model: RewardModel, scores: Sequence[float]) -> list[float]:
         mean, std = float(model.about.get("mean", 0.0)), float(model.about.get("std", 1.0)) or 1.0
