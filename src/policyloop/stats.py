@@ -107,10 +107,10 @@ def cluster_bootstrap(values: Sequence[float], clusters: Clusters = None, draws:
         return Interval(math.nan, math.nan, math.nan)
     sums, sizes = _by_cluster(x, clusters if clusters is not None else range(len(x)))
     m, rng = len(sums), np.random.default_rng(seed)
-    means = np.empty(draws)
-    for i in range(draws):
-        pick = rng.integers(0, m, m)
-        means[i] = sums[pick].sum() / sizes[pick].sum()
+    means, block = np.empty(draws), max(1, (1 << 20) // m)  # as many draws at once as fit into a few MB
+    for start in range(0, draws, block):
+        pick = rng.integers(0, m, (min(block, draws - start), m))
+        means[start : start + block] = sums[pick].sum(1) / sizes[pick].sum(1)
     outer = math.sqrt(m / (m - 1)) * float(sp.t.ppf(1 - ALPHA / 2, m - 1)) if m > 1 else Z95
     tail = float(sp.norm.cdf(-outer))
     low, high = np.quantile(means, [tail, 1 - tail])
@@ -133,6 +133,27 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float:
     if len(x) < 3 or len(set(x)) < 2 or len(set(y)) < 2:
         return math.nan
     return float(np.asarray(sp.spearmanr(x, y))[0])
+
+
+def kappa(one: Sequence[Hashable], other: Sequence[Hashable]) -> Interval:
+    """Cohen's agreement beyond chance of two people (or a person and a judge) over the same items; bootstrapped over items. Where both
+    always say the same one thing there is nothing to agree on: NaN."""
+    if len(one) != len(other):
+        raise ValueError(f"{len(one)} labels and {len(other)}")
+    names = {label: i for i, label in enumerate(dict.fromkeys([*one, *other]))}
+    a, b = (np.array([names[label] for label in side]) for side in (one, other))
+
+    def of(pick: NDArray[np.int64]) -> float:
+        x, y = a[pick], b[pick]
+        chance = float((np.bincount(x, minlength=len(names)) * np.bincount(y, minlength=len(names))).sum()) / len(pick) ** 2
+        return float("nan") if chance >= 1 else (float((x == y).mean()) - chance) / (1 - chance)
+
+    n, rng = len(a), np.random.default_rng(0)
+    if n == 0:
+        return Interval(math.nan, -1.0, 1.0)
+    drawn = [k for _ in range(2000) if not math.isnan(k := of(rng.integers(0, n, n)))]
+    low, high = np.quantile(drawn, [ALPHA / 2, 1 - ALPHA / 2]) if drawn else (-1.0, 1.0)
+    return Interval(of(np.arange(n)), float(low), float(high))
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------------

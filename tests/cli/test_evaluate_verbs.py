@@ -92,7 +92,7 @@ def test_margin_base_and_allow_reach_the_comparison(tmp_path: Path, capsys: pyte
         (("evaluate", "tiny", "--task", "no_such_task"), "task 'no_such_task' does not exist"),
         (("evaluate", "tiny", "--task", "tiny_arithmetic", "--samples", "3"), "3 times the same answer"),
         (("report", "nowhere"), "nowhere holds no run"),
-        (("chat", "tiny@nothing"), "no model tiny@nothing"),
+        (("chat", "tiny@nothing"), "tiny is not in store"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

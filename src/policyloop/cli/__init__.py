@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "improve": ("improve:improve", "Rounds: curate, train, gate, release, watch; resumable at any stage."),
     "evaluate": ("evaluate:evaluate", "Held-out accuracy with its interval."),
     "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
+    "gate": ("gate:gate", "May a candidate replace the stable version? SHIP, HOLD or INCONCLUSIVE."),
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
     "doctor": ("doctor:doctor", "What is wrong with a run or this machine, and which key to change."),
     "trace": ("models:trace", "Where a version comes from; what became of a request."),

@@ -49,16 +49,24 @@ def _settings(task: str, set_: list[str] | None, **evaluation: Any) -> Any:
 
 def measure(model: str, recipe: Any, limit: int | None = None, template: str | None = None) -> Any:
     """MODEL on the held-out prompts of a recipe, at most `limit` tokens an answer (None: as the recipe says)."""
-    from policyloop.cli.console import bar
-    from policyloop.config import to_tree
-    from policyloop.evaluation.evaluate import evaluate as evaluated
     from policyloop.evaluation.model import open_model
     from policyloop.tasks import load_task
-    from policyloop.types import SamplingParams
 
     s, template = recipe.evaluation, template or recipe.model.template
     task = load_task(recipe.data, recipe.training.seed)
     prompts = list(task.held_out(s.seed))[: s.prompts]
+    with open_model(model, template=template) as opened:
+        return answered(opened, recipe, task, prompts, limit, template)
+
+
+def answered(opened: Any, recipe: Any, task: Any, prompts: Any, limit: int | None = None, template: str | None = None) -> Any:
+    """An open model on these prompts, decoded as the recipe says."""
+    from policyloop.cli.console import bar
+    from policyloop.config import to_tree
+    from policyloop.evaluation.evaluate import evaluate as evaluated
+    from policyloop.types import SamplingParams
+
+    s = recipe.evaluation
     params = SamplingParams(
         max_new_tokens=limit or s.max_new_tokens or recipe.rollout.max_new_tokens,
         temperature=s.temperature,
@@ -66,8 +74,8 @@ def measure(model: str, recipe: Any, limit: int | None = None, template: str | N
         seed=s.seed,
         n=s.samples,
     )
-    with open_model(model, template=template) as opened, bar(opened.version) as on_progress:
-        about = {"model": model, "path": str(opened.path), "dtype": opened.dtype, "template": template}
+    with bar(opened.version) as on_progress:
+        about = {"model": opened.name, "path": str(opened.path), "dtype": opened.dtype, "template": template}
         about |= {"data": to_tree(recipe.data), "notes": list(task.notes)}
         return evaluated(
             opened.engine,

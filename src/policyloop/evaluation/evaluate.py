@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import statistics
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -155,6 +156,8 @@ class Evaluation:
         m = self.metrics()
         cut = f"{100 * m['eval/truncated_frac']:.0f} % cut off" if self.items else "nothing answered"
         extra = "".join(f", pass@{k} {m[f'eval/pass_at_{k}']:.3f}" for k in tries_of(self.samples)[-1:])
+        if not self.judged:
+            return f"no accuracy: none of {len(self.items)} answers could be judged (length {m['eval/length_mean']:.1f} tokens, {cut})"
         unscored = f", {m['eval/unscored']:.0f} unscored" if m["eval/unscored"] else ""
         return (
             f"accuracy {self.accuracy}{extra}, length {m['eval/length_mean']:.1f} tokens, {cut} (n = {m['eval/n']:.0f}{unscored})"
@@ -217,6 +220,7 @@ def evaluate(
     hears after each how many prompts of how many are done. The answers do not depend on it: random numbers belong to a row, not a batch."""
     if not prompts:
         raise BadInput("there are no held-out prompts", "at least one", "data.eval or data.held_out_share")
+    began = time.monotonic()
     requests = [Request(f"eval/{p.id}/{i}", renderer.prompt_ids(p), params) for i, p in enumerate(prompts)]
     items, size = list[Item](), chunk or len(prompts)
     for start in range(0, len(prompts), size):
@@ -228,7 +232,9 @@ def evaluate(
         on_progress(min(start + size, len(prompts)), len(prompts))
     decoding = {**asdict(params), "stop": list(params.stop), "stop_ids": list(params.stop_ids)}
     conditions = {"task": task.name, "parser": parser_of(task), "decoding": decoding}
-    return Evaluation(version, task.name, conditions, tuple(items), {"policyloop": __version__, **(about or {})})
+    prompt_tokens = params.n * sum(len(r.prompt_token_ids) for r in requests)
+    measured = {"policyloop": __version__, "seconds": time.monotonic() - began, "prompt_tokens": prompt_tokens}
+    return Evaluation(version, task.name, conditions, tuple(items), {**measured, **(about or {})})
 
 
 def _item(task: Task, prompt: Prompt, rendered: str, sample: int, c: Completion) -> Item:
