@@ -19,7 +19,20 @@ from policyloop.algorithms.gspo import GSPO, GSPO_TOKEN
 from policyloop.algorithms.loss import Loss, Stat
 from policyloop.algorithms.objective import Objective
 from policyloop.algorithms.orpo import ORPO
-from policyloop.algorithms.plain import gfpo_loss, group_advantages, grpo_loss
+from policyloop.algorithms.plain import (
+    cispo_loss,
+    dapo_loss,
+    drgrpo_loss,
+    gae_advantages,
+    gfpo_loss,
+    group_advantages,
+    grpo_loss,
+    gspo_loss,
+    policy_loss,
+    ppo_loss,
+    reinforce_loss,
+    rloo_loss,
+)
 from policyloop.algorithms.policy_gradient import PolicyGradient
 from policyloop.algorithms.ppo import PPO
 from policyloop.algorithms.preference import Preference
@@ -63,16 +76,28 @@ ALGORITHMS: dict[str, Strategy] = {
 __all__ = [
     "ALGORITHMS",
     "CDPO",
+    "CISPO",
+    "DAPO",
     "DPO",
+    "DRGRPO",
     "GFPO",
+    "GFPO_ADAPTIVE",
     "GFPO_PAPER",
     "GRPO",
     "GRPO_PAPER",
+    "GSPO",
+    "GSPO_TOKEN",
     "HINGE",
     "IPO",
     "ORPO",
+    "PPO",
     "RDPO",
+    "REINFORCE",
+    "REINFORCE_PP",
+    "REINFORCE_PP_BASELINE",
     "REWARD_MODEL",
+    "RLOO",
+    "RLOO_SEQUENCE",
     "SFT",
     "SIMPO",
     "BradleyTerry",
@@ -83,7 +108,16 @@ __all__ = [
     "Stat",
     "Strategy",
     "Supervised",
+    "cispo_loss",
+    "dapo_loss",
+    "drgrpo_loss",
+    "gae_advantages",
     "gfpo_loss",
     "group_advantages",
     "grpo_loss",
+    "gspo_loss",
+    "policy_loss",
+    "ppo_loss",
+    "reinforce_loss",
+    "rloo_loss",
 ]

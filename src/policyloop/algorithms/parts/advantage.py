@@ -58,7 +58,7 @@ def whiten(x_NT: Tensor, mask_NT: Tensor, shift_mean: bool = True) -> Tensor:
 class GroupNorm:
     """GRPO (2402.03300 §4.1.2): A_i = (R_i - mean) / (std + eps) inside the group.
 
-    std: `group` (paper), `batch` (spread of all centred rewards, Lite-PPO), `none` (Dr.GRPO). baseline: `group` = statistics of all G,
+    std: `group` (paper), `batch` (spread of all rewards of the batch, Lite-PPO), `none` (Dr.GRPO). baseline: `group` = statistics of all G,
     `retained` = of the filter's rows only (GFPO paper; no signal where retained rewards are equal); rejected rows get 0 either way.
     whiten: afterwards over all tokens of the batch (REINFORCE++-baseline).
     """
