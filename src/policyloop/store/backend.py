@@ -64,6 +64,10 @@ class Backend(Protocol):
         """Gone afterwards; already gone is no error."""
         ...
 
+    def clean(self, before: float) -> int:
+        """Remove what writers that were killed left half-written before that time. Returns how many."""
+        ...
+
 
 def _lazy(module: str) -> Callable[[str], Backend]:
     def create(uri: str) -> Backend:

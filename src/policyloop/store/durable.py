@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
+UNFINISHED = ".tmp"  # hidden files with this ending are being written, or were when their writer died
+
 
 def fsync_folder(folder: Path) -> None:
     """Make a rename or a new name in `folder` survive a power cut (obstore and Python leave this out)."""
@@ -76,4 +78,4 @@ def create_durably(path: Path, data: bytes | Iterable[bytes]) -> bool:
 
 
 def _fresh(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{UNFINISHED}")

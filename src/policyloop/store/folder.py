@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from policyloop.store.backend import Stat, chunks_of, of_os, store_error
-from policyloop.store.durable import create_durably, make_folder, replace_durably
+from policyloop.store.durable import UNFINISHED, create_durably, make_folder, replace_durably
 
 
 def open_at(uri: str) -> Folder:
@@ -74,6 +74,13 @@ class Folder:
     def delete(self, key: str) -> None:
         with self._told(key):
             self._path(key).unlink(missing_ok=True)
+
+    def clean(self, before: float) -> int:
+        with self._told(""):
+            left = [p for p in self.root.rglob(f".*{UNFINISHED}") if p.stat().st_mtime < before]
+            for path in left:
+                path.unlink(missing_ok=True)
+            return len(left)
 
     def _path(self, key: str) -> Path:
         return self.root / key if key else self.root

@@ -145,10 +145,12 @@ def _delete(store: Store, name: str, number: int) -> None:
 
 
 def sweep(store: Store, dry_run: bool = False) -> Swept:
-    """Delete blobs that no manifest on any shelf names and that have lain untouched for a day."""
+    """Delete blobs that no manifest on any shelf names and that have lain untouched for a day, and what killed writers left."""
     shelves = [store.on(shelf) for shelf in get_args(Shelf)]
     blobs = store.backend.list("blobs/sha256")
     named = {blob_key(f.sha256) for s in shelves for name in s.names() for v in s.versions(name) for f in v.files}
+    if not dry_run:
+        store.backend.clean(store.clock() - GRACE_S)
     count = size = 0
     for key in blobs:
         there = store.backend.stat(key) if key not in named else None
