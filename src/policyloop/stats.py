@@ -117,6 +117,15 @@ def cluster_bootstrap(values: Sequence[float], clusters: Clusters = None, draws:
     return Interval(float(x.mean()), float(low), float(high))
 
 
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Mean of independent numbers (one per seed) with Student's interval; one number alone says nothing of its spread."""
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) < 2:
+        return Interval(float(x.mean()) if len(x) else math.nan, -math.inf, math.inf)
+    half = float(sp.t.ppf(1 - ALPHA / 2, len(x) - 1)) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    return Interval(float(x.mean()), float(x.mean()) - half, float(x.mean()) + half)
+
+
 def quantile(x: Sequence[float], q: float) -> float:
     return float(np.quantile(np.asarray(x, dtype=np.float64), q)) if len(x) else math.nan
 
