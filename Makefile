@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-.PHONY: install demo demo-tiny test test-slow test-min check lint types imports bench clean
+.PHONY: install demo demo-tiny test test-slow test-min check lint types imports bench image push clean
 
 install: $(STAMP)
 
@@ -47,6 +47,18 @@ imports: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/policyloop bench train
+
+REGISTRY ?=
+TAG ?= 0.1.0
+LOCK = $(shell sha256sum constraints.txt | cut -c1-64)
+
+image:  ## both images, labelled with the digest of the lock they were made from
+	docker build -f deploy/docker/Dockerfile --build-arg LOCK_DIGEST=$(LOCK) -t $(REGISTRY)policyloop:$(TAG) .
+	docker build -f deploy/docker/Dockerfile.gateway --build-arg LOCK_DIGEST=$(LOCK) -t $(REGISTRY)policyloop-gateway:$(TAG) .
+
+push: image  ## make image push REGISTRY=registry.example.com/team/
+	docker push $(REGISTRY)policyloop:$(TAG)
+	docker push $(REGISTRY)policyloop-gateway:$(TAG)
 
 clean:
 	rm -rf $(VENV) .venv-min .pytest_cache .ruff_cache runs

@@ -3,7 +3,7 @@
     python scripts/monitoring.py            # write
     python scripts/monitoring.py --check    # say what is stale, exit 1
 
-Files: deploy/prometheus/alerts.yaml, deploy/prometheus/alerts_test.yaml, docs/alerts.md
+Files: deploy/prometheus/alerts.yaml (and the chart's copy), deploy/prometheus/alerts_test.yaml, docs/alerts.md
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def files() -> dict[Path, str]:
     """Every file this script writes."""
     return {
         ROOT / "deploy/prometheus/alerts.yaml": dumped(rules(alerts())),
+        ROOT / "deploy/helm/policyloop/files/alerts.yaml": dumped(rules(alerts())),  # a chart reads files inside itself only
         ROOT / "deploy/prometheus/alerts_test.yaml": dumped(rule_tests(alerts(), "alerts.yaml")),
         ROOT / "docs/alerts.md": page(),
     }

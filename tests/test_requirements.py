@@ -25,5 +25,5 @@ def test_each_names_a_place_and_a_test_or_what_will_bring_it() -> None:
             assert where.removeprefix("open: ") in CAPABILITIES, number
             continue
         paths = re.findall(r"`([^`]+)`", where)
-        assert paths[0].startswith("src/policyloop/") and any(p.startswith("tests/") for p in paths), number
+        assert paths[0].startswith(("src/policyloop/", "deploy/")) and any(p.startswith("tests/") for p in paths), number
         assert all((ROOT / p).exists() for p in paths), f"{number}: {paths}"
