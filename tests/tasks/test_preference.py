@@ -10,6 +10,7 @@ import pytest
 
 from policyloop.errors import BadInput
 from policyloop.tasks import DataSettings, load_task
+from policyloop.tasks.checking import faults
 from policyloop.tasks.preference import PreferenceTask, transcript
 from policyloop.types import Completion, Message
 
@@ -119,3 +120,19 @@ def test_only_a_transcript_is_read_as_one() -> None:
         Message("assistant", "d"),
     )
     assert transcript("Assistant: d") is None and transcript("What did Human: say?") is None
+
+
+def test_check_names_every_faulty_row_and_knows_prompts_inside_the_sides(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(LAYOUTS["implicit prompt"]) + "\n")
+    settings = DataSettings(task="preference", path=str(path))
+    assert faults(settings) == []
+    bad = [
+        {"chosen": [USER, said("a")], "rejected": [USER, said("a")]},
+        {"chosen": [USER, said("a")], "rejected": [USER, said("")]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [LAYOUTS["implicit prompt"], *bad]))
+    assert [str(f).partition(": ")[0].rpartition("/")[2] for f in faults(settings)] == [
+        "pairs.jsonl line 2",
+        "pairs.jsonl line 3",
+    ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from policyloop.errors import BadInput
+from policyloop.evaluation.report import write_report
 from policyloop.models.reward import open_reward_model
 from policyloop.recipe import from_tree
 from policyloop.run import start
@@ -53,6 +54,7 @@ def test_a_preference_run(kind: str, tmp_path: Path) -> None:
         )
         assert second["loss/preference"] < first["loss/preference"] + 0.1 and second["logps/chosen_drift"] != 0
     assert run.parts.engine is None
+    assert "untouched" in write_report([run.folder], tmp_path / "report.html").read_text()
 
 
 def test_reward_model_run_resumes_bit_for_bit_and_leaves_its_own_folder(tmp_path: Path) -> None:

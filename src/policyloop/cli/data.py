@@ -183,7 +183,8 @@ def preview_lines(prompt: Prompt, renderer: Renderer | None) -> list[str]:
             all_ids, mask = renderer.demonstration(prompt, str(answer))
             pieces = [f"«{piece}»" if on else piece for piece, on in zip(renderer.token_texts(all_ids), mask, strict=True)]
             lines.append(f"supervised ({sum(mask)} of {len(mask)} tokens): {''.join(pieces[len(ids) :])!r}")
-    return [*lines, answer_line(prompt.target)]
+    sides = [f"{side}: {prompt.meta[side]}" for side in ("chosen", "rejected") if side in prompt.meta]
+    return [*lines, *(sides or [answer_line(prompt.target)])]
 
 
 def asked_lines(prompt: Prompt) -> list[str]:

@@ -57,6 +57,8 @@ class PairEvaluation:
             "eval/accuracy": self.accuracy,
             "eval/accuracy_low": low,
             "eval/accuracy_high": high,
+            "eval/n": float(n),
+            "eval/length_mean": sum(sum(pair) for pair in self.lengths) / (2 * n),
             "eval/margin": sum(self.margins) / n,
             "eval/calibration_error": calibration_error(self.margins),
             **{f"eval/{name}": value for name, value in self.extra.items()},

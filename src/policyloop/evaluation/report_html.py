@@ -101,6 +101,8 @@ def figures(runs: Sequence[RunData], baselines: Sequence[Baseline]) -> Iterator[
     yield steps(runs, "Gradient norm", "before clipping", "norm", "grad_norm")
     yield steps(runs, "KL to the reference", "k3 estimate", "nats per token", "kl_ref/k3")
     yield steps(runs, "Supervised loss", "of the demonstrations' tokens", "nats per token", "loss/sft")
+    yield steps(runs, "Pairs in order", "chosen before rejected, in training", "share", "rewards/accuracy", share=True)
+    yield steps(runs, "Margin of pairs", "reward of the chosen side minus that of the rejected one", "reward", "rewards/margin")
 
 
 def accuracy(runs: Sequence[RunData], baselines: Sequence[Baseline]) -> str:

@@ -18,6 +18,7 @@ from policyloop.tasks.grading import readable
 from policyloop.tasks.items import Item, items_of
 from policyloop.tasks.jsonl import JsonlTask
 from policyloop.tasks.overlap import find_overlap, normalise
+from policyloop.tasks.preference import pairs_of
 from policyloop.tasks.reading import read_split, split_files
 from policyloop.types import Prompt
 
@@ -27,9 +28,10 @@ SHOWN = 5
 def faults(settings: DataSettings) -> list[Problem]:
     """All faulty rows of the files that `settings` name, not only the first. None where there are no local files."""
     found: list[Problem] = []
+    read_rows = pairs_of if settings.task == "preference" else items_of
     for uri, split in sources(settings):
         try:
-            items_of(read_split(uri, split, found.append), settings.columns, uri, found.append)
+            read_rows(read_split(uri, split, found.append), settings.columns, uri, found.append)
         except Problem as problem:
             if not found:
                 found.append(problem)

@@ -28,7 +28,7 @@ from policyloop.tasks.files import is_folder
 from policyloop.tasks.framing import Framing
 from policyloop.tasks.items import Item, cut, shuffled
 from policyloop.tasks.jsonl import separate
-from policyloop.tasks.reading import NumberText, Record, kind, literal, read_split, split_files
+from policyloop.tasks.reading import NumberText, OnFault, Record, kind, literal, read_split, split_files, stop
 from policyloop.types import Completion, Message, Prompt
 
 HELD_OUT_SHARE = 0.1
@@ -126,14 +126,22 @@ def load(settings: DataSettings, seed: int) -> PreferenceTask:
 # --- one row ----------------------------------------------------------------------------------------------------------------
 
 
-def pairs_of(records: Sequence[Record], columns: Mapping[str, str | None], where: str) -> tuple[list[Item], Columns]:
-    """Items of all rows. Errors: BadInput with file and line for an empty or missing side, equal sides, sides of different prompts."""
+def pairs_of(
+    records: Sequence[Record], columns: Mapping[str, str | None], where: str, on_fault: OnFault = stop
+) -> tuple[list[Item], Columns]:
+    """Items of all sound rows. Errors: BadInput with file and line for an empty or missing side, equal sides, sides of different prompts."""
     names = names_of(records)
     if {"completion", "label"} <= set(names) and not {"chosen", "rejected"} & set(names):
         allowed = "rows with both a chosen and a rejected answer"
         raise BadInput(f"{where} holds single labelled answers (completion, label), not pairs", allowed, where)
     chosen = choose(names, columns, where, known=ROLES, needed=("chosen", "rejected"))
-    return [_item(record, chosen) for record in records], chosen
+    items: list[Item] = []
+    for record in records:
+        try:
+            items.append(_item(record, chosen))
+        except BadInput as fault:
+            on_fault(fault)
+    return items, chosen
 
 
 def _item(record: Record, columns: Columns) -> Item:
