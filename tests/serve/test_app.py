@@ -6,11 +6,14 @@ import json
 import math
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from served import Served
+
+from policyloop.store import open_store
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -179,3 +182,13 @@ def test_admin_routes_are_on_their_own_port_and_denied_without_a_key(server: Ser
 
     assert server.ask("/admin/status").status_code == 404
     assert httpx.get(server.admin_url + "/admin/status").status_code == 401
+
+
+def test_a_version_of_the_store_brings_its_own_sampling(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICYLOOP_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("POLICYLOOP_CACHE", str(tmp_path / "cache"))
+    open_store(str(tmp_path / "store")).publish("arith", tiny, by="ann", serving={"sampling": {"temperature": 0.0}})
+    with Served("arith@1") as server:
+        assert len({server.text("9-3=", max_tokens=12) for _ in range(3)}) == 1  # greedy: what the version says
+        assert len({server.text("9-3=", max_tokens=12, temperature=1.0) for _ in range(3)}) > 1
+        assert server.ask("/v1/models").json()["data"][0]["version"] == "arith@1"

@@ -29,7 +29,7 @@ class ServeSettings:
 
     max_waiting: answers that may wait for a place before the next request gets 429. deadline_s: what a request may take; a client may ask
     for less with the header x-policyloop-deadline-s. max_new_tokens: limit where a request names none. drain_s: what running requests have
-    after SIGTERM. stuck_s: age of the heartbeat at which /health/live says no. log_prompts: false keeps texts out of every log.
+    after SIGTERM. stuck_s: age of the heartbeat at which /health/live says no. Prompts and answers are in no log; the journal holds them where one is kept.
     """
 
     engine: EngineName = "builtin"
