@@ -21,6 +21,10 @@ from typing import Any, Literal
 from policyloop.collect import CollectSettings
 from policyloop.config import build, load_yaml, to_tree
 from policyloop.errors import BadInput, NotFound
+from policyloop.evaluation.evaluate import Evaluation, evaluate
+from policyloop.evaluation.gate import EVENTS, Report, gate
+from policyloop.evaluation.model import open_model
+from policyloop.evaluation.suite import Suite, contamination
 from policyloop.gateway import ReleaseSettings
 from policyloop.gateway.release import ACTIVE, begin
 from policyloop.loop import Stage, improve
@@ -28,11 +32,10 @@ from policyloop.recipe import Recipe, load
 from policyloop.store import Store, Version, actor, open_store
 from policyloop.store.backend import Backend
 from policyloop.store.moves import promote
-from policyloop.tasks import DataSettings
+from policyloop.tasks import DataSettings, Task, load_task
 from policyloop.triggers import ALL, BudgetSettings, Signals, TriggerSettings, calm, due, over_budget, quiet, signals
-from policyloop.types import settings
+from policyloop.types import Prompt, SamplingParams, settings
 
-EVENTS = {"SHIP": "gate_passed", "HOLD": "gate_failed", "INCONCLUSIVE": "gate_undecided"}
 Note = dict[str, Any]
 Done = Mapping[str, Note]
 
@@ -54,7 +57,7 @@ class ImproveSettings:
     (SFT, reward model, RL). again: those of later rounds; empty = the last of `stages`. replay: share of prompts that are the original
     data's. anchor: KL coefficient towards the stable version where the recipe has none; null = none. release: `promote` moves the pointer,
     `gateway` hands the candidate to the gateway's canary and waits for its verdict, `none` stops after the gate. canary: as the gateway's.
-    watch_s: how long to wait for the gateway. force_gate: release whatever the gate says (recorded). quiet: spans without new rounds (UTC).
+    The gate's rules are `evaluation.gate` of the last stage's recipe. watch_s: how long to wait for the gateway. force_gate: release whatever the gate says (recorded). quiet: spans without new rounds (UTC).
     cooldown_s: pause after a round. check_s: how often triggers are looked at."""
 
     name: str
@@ -65,8 +68,6 @@ class ImproveSettings:
     replay: float = 0.5
     anchor: float | None = 0.02
     collect: CollectSettings = field(default_factory=CollectSettings)
-    margin: float = 0.05
-    min_accuracy: float = 0.0
     force_gate: bool = False
     release: Literal["promote", "gateway", "none"] = "promote"
     canary: ReleaseSettings = field(default_factory=ReleaseSettings)
@@ -295,25 +296,20 @@ class Improver:
         return {"version": str(version), "id": version.id}
 
     def gate(self, last: TrainStage, done: Done) -> Note:
-        """The candidate against the stable version on the original held-out prompts; the report goes into the log."""
-        from policyloop.evaluation.compare import compare
-
+        """The candidate against the stable version on the original held-out prompts, by the recipe's `evaluation.gate`; the report goes
+        into the log. A first version has nothing to compare with: it must reach `min_accuracy`."""
         candidate, recipe = self.store.resolve(done["register"]["version"]), load(Path(last.recipe), last_sets(last))
-        found = measured(self.store, candidate, recipe)
         stable = done["stable"]["version"]
         if stable is None:
-            value, needed = found.accuracy.value, self.chosen.min_accuracy
-            verdict, reason = (
-                ("SHIP" if value >= needed else "HOLD"),
-                f"first version: accuracy {found.accuracy} (asked for {needed})",
-            )
-            report: Note = {"verdict": verdict, "reasons": [reason]}
+            found, needed = measured(self.store, candidate, recipe)[""], recipe.evaluation.gate.min_accuracy or 0.0
+            verdict = "SHIP" if found.accuracy.value >= needed else "HOLD"
+            reason = f"first version: accuracy {found.accuracy} (asked for {needed})"
+            tree: Note = {"verdict": verdict, "reason": reason}
         else:
-            result = compare(measured(self.store, self.store.resolve(stable), recipe), found, self.chosen.margin)
-            verdict, reason = result.verdict, "; ".join(result.reasons)
-            report = {"verdict": verdict, "reasons": list(result.reasons), "lines": result.lines()}
+            report = judged(self.store, self.store.resolve(stable), candidate, recipe)
+            verdict, reason, tree = report.verdict, report.reason, report.tree()
         event = self.store.append(
-            candidate.name, EVENTS[verdict], actor(), reason, version=candidate.number, report=report, tries=8
+            candidate.name, EVENTS[verdict], actor(), reason, version=candidate.number, report=tree, tries=8
         )
         note: Note = {"verdict": verdict, "reason": reason, "report": event.report}
         if verdict != "SHIP" and not self.chosen.force_gate:
@@ -371,13 +367,8 @@ def last_sets(stage: TrainStage) -> list[str]:
     return [text for text in stage.set if "{" not in text]
 
 
-def measured(store: Store, version: Version, recipe: Recipe) -> Any:
-    """A stored version on a recipe's held-out prompts, decoded as its evaluation says."""
-    from policyloop.evaluation.evaluate import evaluate
-    from policyloop.evaluation.model import open_model
-    from policyloop.tasks import load_task
-    from policyloop.types import SamplingParams
-
+def measured(store: Store, version: Version, recipe: Recipe) -> dict[str, Evaluation]:
+    """A stored version on a recipe's held-out prompts (name "") and on its regression suites, decoded as its evaluation says."""
     s, task = recipe.evaluation, load_task(recipe.data, recipe.training.seed)
     params = SamplingParams(
         max_new_tokens=s.max_new_tokens or recipe.rollout.max_new_tokens,
@@ -386,6 +377,28 @@ def measured(store: Store, version: Version, recipe: Recipe) -> Any:
         seed=s.seed,
         n=s.samples,
     )
-    prompts = list(task.held_out(s.seed))[: s.prompts]
+    suites: dict[str, tuple[Task, Sequence[Prompt]]] = {"": (task, list(task.held_out(s.seed))[: s.prompts])}
+    for name, file in s.gate.regressions.items():
+        suite = Suite.load(Path(file))
+        suites[name] = (load_task(suite.data, 0), suite.prompts)
     with open_model(str(store.fetch(version)), template=recipe.model.template) as opened:
-        return evaluate(opened.engine, opened.renderer, task, prompts, params, version=str(version))
+        return {
+            name: evaluate(opened.engine, opened.renderer, judge, prompts, params, version=str(version))
+            for name, (judge, prompts) in suites.items()
+        }
+
+
+def judged(store: Store, stable: Version, candidate: Version, recipe: Recipe) -> Report:
+    """The gate's report. What the candidate was trained on (feedback too) is held against the items."""
+    rules, task = recipe.evaluation.gate, load_task(recipe.data, recipe.training.seed)
+    items = list(task.held_out(recipe.evaluation.seed))[: recipe.evaluation.prompts]
+    data = candidate.lineage.get("config", {}).get("data")
+    learnt = load_task(build(DataSettings, data, "data"), 0).train() if data else ()
+    old, new = measured(store, stable, recipe), measured(store, candidate, recipe)
+    return gate(
+        old[""],
+        new[""],
+        rules,
+        regressions={name: (old[name], new[name]) for name in old if name},
+        contaminated=contamination(items, learnt, rules.near, task),
+    )

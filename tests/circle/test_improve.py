@@ -103,6 +103,6 @@ def test_from_data_to_a_version_then_from_feedback_to_the_next(
 
 
 def test_what_the_gate_holds_is_not_released(world: Any, tmp_path: Path) -> None:
-    held = world(min_accuracy=1.0).once()
+    held = world(stages=[{"name": "sft", "recipe": "sft.yaml", "set": ["evaluation.gate.min_accuracy=1.0"]}]).once()
     assert held is not None and held["gate"]["verdict"] == "HOLD" and "release" not in held
     assert held["end"]["outcome"] == "held by the gate" and open_store(str(tmp_path / "store")).state("arith").stable is None
