@@ -142,7 +142,18 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
         source = SupervisedSource(prompts, renderer, per_step=size, seed=seed)
     else:
         params, dynamic = sampling(recipe), dynamic_of(recipe)
-        source = RolloutSource(prompts, engine, renderer, scorer, params, per_step=size, seed=seed, dynamic=dynamic)
+        source = RolloutSource(
+            prompts,
+            engine,
+            renderer,
+            scorer,
+            params,
+            per_step=size,
+            seed=seed,
+            dynamic=dynamic,
+            allocation=recipe.rollout.allocation,
+            grade=task.grade,
+        )
     return Parts(recipe, planned, policy, renderer, engine, task, source, trainer)
 
 

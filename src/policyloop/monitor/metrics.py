@@ -54,6 +54,9 @@ METRICS: dict[str, Metric] = {
     ),
     "reward/late/*": _gauge("completions", "completions on which this reward ran out of time"),
     "metric/mean": _gauge("metric", "mean raw outcome before any shaping (accuracy of the sampled answers)"),
+    "allocation/*": _gauge(
+        "allocation", "pass rates so far: seen, mean, hard, medium, easy, effective prompts; completions saved"
+    ),
     "groups/count": _gauge("groups", "prompts in this step"),
     "groups/size_mean": _gauge("completions", "mean group size"),
     "groups/signal_frac": _gauge("ratio", "share of groups whose rewards differ: only these teach a group-relative algorithm"),

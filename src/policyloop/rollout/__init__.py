@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
 
+from policyloop.rollout.allocation import AllocationSettings
 from policyloop.types import settings
 
 
@@ -23,6 +24,7 @@ class RolloutSettings:
     max_lag: policy versions a completion may be behind; this version knows 0 only.
     save: keep every completion, so that it can be trained on again; this version knows false only.
     samples: write `samples/` (completions with reward components) at every n-th step; 0 = never.
+    allocation: which prompts come next and how many completions each; null = all in turn, group_size each.
     explain_every: at every n-th step the first group's log-probs after the update are stored as well (the report's group picture).
     """
 
@@ -39,3 +41,4 @@ class RolloutSettings:
     save: bool = False
     samples: int = 1
     explain_every: int = 5
+    allocation: AllocationSettings | None = None

@@ -1,6 +1,6 @@
 """The rollout source: `next` samples and scores one step's groups, `publish` gives the engine the new weights.
 
-In: prompts, an engine, a scorer. Out: groups in prompt order, never by arrival. State: the cursor's position and the scorer's statistics.
+In: prompts, an engine, a scorer. Out: groups in prompt order, never by arrival. State: the allocation's (position, pass rates) and the scorer's statistics.
 
 Example:
     >>> source = RolloutSource(prompts, engine, renderer, scorer, params, per_step=8, seed=0)
@@ -12,13 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol
 
 from policyloop.algorithms.parts.filter import DropConstant
 from policyloop.engine import Engine, Request, Weights
 from policyloop.errors import Conflict
-from policyloop.rollout.cursor import Cursor, Draw
-from policyloop.types import Group, Progress, Prompt, SamplingParams
+from policyloop.rollout.allocation import AllocationSettings, Allocator, Grade
+from policyloop.rollout.cursor import Draw
+from policyloop.types import Completion, Group, Progress, Prompt, SamplingParams
 
 
 class PromptRenderer(Protocol):
@@ -71,8 +73,11 @@ class RolloutSource:
         per_step: int,
         seed: int,
         dynamic: DropConstant | None = None,
+        allocation: AllocationSettings | None = None,
+        grade: Grade | None = None,
     ) -> None:
-        self.cursor = Cursor(prompts, seed, per_step)
+        self.allocator = Allocator(allocation or AllocationSettings(), prompts, seed, per_step, params.n, grade)
+        self.cursor = self.allocator.picker
         self.dynamic = dynamic
         self.engine, self.renderer, self.scorer, self.params, self.per_step = engine, renderer, scorer, params, per_step
         self.metrics: dict[str, float] = {}
@@ -88,32 +93,38 @@ class RolloutSource:
         groups: list[Group] = []
         kept: list[Group] = []
         counters: dict[str, float] = {}
-        while batches > 0 and (not groups or len(kept) < self.per_step):
+        wanted = 0
+        while batches > 0 and (not groups or len(kept) < wanted):
             batches -= 1
-            fresh, counters = self._batch(times)
+            fresh, counters = self._batch(times, progress)
+            wanted = wanted or len(fresh)
             groups += fresh
             kept += [g for g in fresh if self.dynamic is None or any(self.dynamic(g))]
         self._ahead = self._pool.submit(self._tokenise, self.cursor.peek(self.per_step))
         generated = sum(len(c.token_ids) for g in groups for c in g.completions)
         self.metrics = {
             **counters,
-            **({} if self.dynamic is None else sampled_away(groups, kept, self.per_step)),
+            **self.allocator.metrics(),
+            **({} if self.dynamic is None else sampled_away(groups, kept, wanted)),
             "tokens/generated": float(generated),
             **times,
             "time/rollout_tokens_per_s": generated / max(times["time/rollout_s"], 1e-9),
         }
-        return (kept or groups)[: self.per_step]
+        return (kept or groups)[:wanted]
 
-    def _batch(self, times: dict[str, float]) -> tuple[list[Group], dict[str, float]]:
-        """The next `per_step` prompts, sampled and scored; what it took is added to `times`."""
+    def _batch(self, times: dict[str, float], progress: Progress) -> tuple[list[Group], dict[str, float]]:
+        """The next prompts, sampled and scored; what it took is added to `times`."""
         start = time.monotonic()
         self._ahead.result()
-        draws = self.cursor.take(self.per_step)
+        draws, size = self.allocator.take(progress.step)
         self._tokenise(draws)
         waited = time.monotonic()
-        groups = self.sample(draws, self.params)
+        begun = self._complete([(d, 0, size) for d in draws])
+        grown = self.allocator.grow(draws, begun, self._complete)
+        groups = [Group(d.uid, d.prompt, completions) for d, completions in zip(draws, grown, strict=True)]
         sampled = time.monotonic()
         scored, counters = self.scorer.score(groups)
+        self.allocator.learn(scored)
         spent = {"data_wait_s": waited - start, "rollout_s": sampled - waited, "reward_s": time.monotonic() - sampled}
         for name, seconds in spent.items():
             times[f"time/{name}"] = times.get(f"time/{name}", 0.0) + seconds
@@ -125,6 +136,18 @@ class RolloutSource:
         n = params.n
         return [Group(d.uid, d.prompt, tuple(completions[i * n : (i + 1) * n])) for i, d in enumerate(draws)]
 
+    def _complete(self, wanted: Sequence[tuple[Draw, int, int]]) -> list[tuple[Completion, ...]]:
+        """Completions of each (draw, how many it has, how many more). A later wave has random numbers of its own."""
+        requests = [
+            Request(d.uid if not have else f"{d.uid}+{have}", self._ids_of(d.prompt), replace(self.params, n=n))
+            for d, have, n in wanted
+        ]
+        made, position, found = self.engine.run(requests), 0, []
+        for _, _, n in wanted:
+            found.append(tuple(made[position : position + n]))
+            position += n
+        return found
+
     def publish(self, weights: Weights) -> None:
         """Hand the weights over; only an echo of the same version and digest makes them visible."""
         ack = self.engine.publish(weights)
@@ -132,10 +155,10 @@ class RolloutSource:
             raise Conflict(f"the engine answered {ack.version} ({ack.digest[:12]}) to a publish of {weights.version}")
 
     def state(self) -> dict[str, Any]:
-        return {"position": self.cursor.position, "scorer": self.scorer.state()}
+        return {"allocation": self.allocator.state(), "scorer": self.scorer.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.cursor.position = int(state["position"])
+        self.allocator.load(state["allocation"])
         self.scorer.load(state["scorer"])
         self._ahead = self._pool.submit(self._tokenise, self.cursor.peek(self.per_step))
 
