@@ -203,6 +203,19 @@ def test_the_way_back_at_three_gateways_takes_less_than_a_second(town: Play) -> 
     town(scene)
 
 
+def test_the_verb_during_a_canary_ends_the_trial_and_leaves_stable_alone(town: Play) -> None:
+    async def scene(town: Town) -> None:
+        gateway = await town.gateway([await town.backend(Model(v)) for v in (1, 2)], replace(QUICK, step_min_s=60))
+        await gateway.act("release", version=2)
+        await until(lambda: state_of(gateway) == "canary")
+        await asyncio.to_thread(moves.rollback, gateway.gateway.store, "m", by="ann", reason="no")
+        await until(lambda: state_of(gateway) == "idle")
+        after = gateway.gateway.desks["m"].state.after
+        assert after.aliases == {"stable": 1} and after.quarantined == (2,) and gateway.gateway.desks["m"].routing.main == 1
+
+    town(scene)
+
+
 def test_replicas_judge_by_each_other_s_evidence_and_write_each_event_once(town: Play) -> None:
     async def scene(town: Town) -> None:
         backends = [await town.backend(Model(v)) for v in (1, 2)]

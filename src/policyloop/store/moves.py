@@ -17,6 +17,8 @@ from policyloop.store.log import After, State
 from policyloop.store.manifest import Version
 from policyloop.store.registry import Store
 
+ON_TRIAL = ("staged", "warming", "shadow", "canary")  # states of a release whose candidate is not stable yet
+
 
 def promote(
     store: Store,
@@ -53,8 +55,12 @@ def promote(
 
 
 def rollback(store: Store, name: str, *, by: str, reason: str, to: int | None = None, quarantine: bool = True) -> State:
-    """Stable goes back to previous (or `to`); what was stable is quarantined unless told otherwise. Errors: BadInput, Conflict."""
+    """Stable goes back to previous (or `to`); what was stable is quarantined unless told otherwise. While a candidate is on trial (the
+    gateway sends it a share) that trial is what ends: stable stays. Errors: BadInput, Conflict."""
     state = store.state(name)
+    if to is None and state.after.release.get("state") in ON_TRIAL and state.after.release.get("stable") == state.stable:
+        ended = _trial_ended(state.after, quarantine)
+        return store.append(name, "rolled_back", by, reason, lambda a: ended, version=state.stable, expect_n=state.n)
     target = to if to is not None else state.previous
     if target is None or target == state.stable:
         there = ", ".join(map(str, store.numbers(name)[-8:])) or "none"
@@ -69,6 +75,14 @@ def rollback(store: Store, name: str, *, by: str, reason: str, to: int | None = 
         return replace(moved, aliases=aliases, quarantined=tuple(sorted({*after.quarantined, *bad} - {target})), failures=0)
 
     return store.append(name, "rolled_back", by, reason, change, version=target, expect_n=state.n)
+
+
+def _trial_ended(after: After, quarantine: bool) -> After:
+    bad = after.release.get("candidate")
+    aliases = {k: v for k, v in after.aliases.items() if k != "candidate"}
+    release = {**after.release, "state": "idle", "outcome": "rolled_back", "candidate": None, "shares": {}, "deadline": None}
+    out = {bad} if quarantine and bad is not None else set()
+    return replace(after, aliases=aliases, release=release, quarantined=tuple(sorted({*after.quarantined, *out})))
 
 
 def nominate(store: Store, version: Version, *, by: str, reason: str) -> State:
