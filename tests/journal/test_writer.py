@@ -136,8 +136,8 @@ WRITE = """
 import sys, threading
 from policyloop.journal import Feedback, JournalSettings
 from policyloop.journal.writer import Journal
-folder, store, start, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), 8
-journal = Journal(JournalSettings(folder=folder, store=store, segment_bytes=20_000, segment_s=0.2, redact=False))
+folder, store, start, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), 64
+journal = Journal(JournalSettings(folder=folder, store=store, segment_bytes=int(sys.argv[5]), segment_s=0.2, redact=False))
 said = threading.Lock()
 def work(k):
     for i in range(start + k, 10**9, threads):
@@ -159,7 +159,17 @@ def campaign(tmp_path: Path, events: int, seed: int) -> None:
         out = tmp_path / f"out{kills}"
         with out.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-c", WRITE, str(journal), str(store), str(kills * 10**7), str(NOW)], stdout=stream
+                [
+                    sys.executable,
+                    "-c",
+                    WRITE,
+                    str(journal),
+                    str(store),
+                    str(kills * 10**7),
+                    str(NOW),
+                    str(max(20_000, events * 10)),
+                ],
+                stdout=stream,
             )
             while out.stat().st_size == 0 and process.poll() is None:
                 time.sleep(0.01)
@@ -173,7 +183,7 @@ def campaign(tmp_path: Path, events: int, seed: int) -> None:
     ship_left_behind(journal, shelf)
     stored = shelf.read("feedback")["request_id"].to_pylist()
     assert kills >= 2 and set(acknowledged) <= set(stored)
-    assert len(stored) == len(set(stored)) < len(acknowledged) + 8 * kills + 1  # what was under way, no more
+    assert len(stored) == len(set(stored)) < len(acknowledged) + 64 * kills + 1  # what was under way, no more
 
 
 def test_nothing_acknowledged_is_lost_to_a_kill(tmp_path: Path) -> None:
