@@ -32,11 +32,12 @@ from policyloop.algorithms import (
 )
 from policyloop.algorithms.gfpo import excess_length_reduction
 from policyloop.algorithms.parts.advantage import GAE, GroupNorm, ReturnToGo, token_rewards, whiten
-from policyloop.algorithms.parts.controller import AdaptiveKL
+from policyloop.algorithms.parts.controller import AdaptiveKL, moved
 from policyloop.algorithms.parts.correction import Rejection
 from policyloop.algorithms.parts.difficulty import AdaptiveDifficulty
 from policyloop.algorithms.parts.filter import DropConstant, TopK
 from policyloop.algorithms.parts.kl import KL, estimate
+from policyloop.algorithms.parts.schedule import Decay, Linear
 from policyloop.algorithms.parts.surrogate import Clip
 from policyloop.algorithms.parts.value import ValueLoss
 from policyloop.algorithms.parts.weight import Constant, SequenceMean
@@ -44,7 +45,7 @@ from policyloop.algorithms.plain import batch_of
 from policyloop.algorithms.policy_gradient import weighted
 from policyloop.models.head import Head, TokenLogprobs
 from policyloop.rewards.compose import length_penalty
-from policyloop.types import Completion, Group, Prompt, Score
+from policyloop.types import Completion, Group, Progress, Prompt, Score
 
 _spec = importlib.util.spec_from_file_location("vectors", Path(__file__).parent / "vectors.py")
 assert _spec is not None and _spec.loader is not None
@@ -437,3 +438,23 @@ def test_token_mean_of_the_entropy() -> None:
 def test_paper_form_of_gfpo_is_the_table_s() -> None:
     assert GFPO_PAPER.advantage == GroupNorm(baseline="retained", ddof=0, eps=0.0) and REINFORCE.kl is not None
     assert math.isclose(float(GSPO.surrogate.high), 4e-4) and isinstance(GSPO.weight, SequenceMean)
+
+
+def test_schedules_of_lambda_and_clip_reach_the_parts() -> None:
+    """λ 0.9 -> 0.95 over the first half of the updates; ε 0.2 · 0.95^⌊s/1000⌋, floor 0.05 reached at s = 28,000."""
+    ppo = replace(
+        PPO,
+        advantage=GAE(lam=Linear(start=0.9, end=0.95, fraction=0.5)),
+        surrogate=Clip(low=Decay(start=0.2, floor=0.05), high=Decay(start=0.2, floor=0.05)),
+    )
+    for update, lam, clip in (
+        (0, 0.9, 0.2),
+        (999, 0.9024975, 0.2),
+        (10_000, 0.925, 0.2 * 0.95**10),
+        (20_000, 0.95, 0.2 * 0.95**20),
+        (28_000, 0.95, 0.05),
+    ):
+        now = ppo.at(Progress(update=update, updates=40_000))
+        assert now.advantage == GAE(lam=pytest.approx(lam, abs=1e-6))
+        assert now.surrogate == Clip(low=pytest.approx(clip), high=pytest.approx(clip))
+    assert moved(ppo, ppo.at(Progress(update=20_000, updates=40_000)))["advantage.lam"] == pytest.approx(0.95)
