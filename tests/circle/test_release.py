@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,12 +62,12 @@ def test_real_servers_a_killed_gateway_and_the_way_back(tmp_path: Path) -> None:
         headers = {"x-policyloop-session": session}
         reply = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=headers, timeout=60)
         assert reply.status_code == 200, reply.text
-        return next(k for k, v in httpx.get(at).json()["answered"].items() if v > seen[k] and not seen.update({k: v}))
+        return next(k for k, v in httpx.get(at).json()["answered"].items() if v > seen.get(k, 0) and not seen.update({k: v}))
 
     def state() -> str:
         return httpx.get(at).json()["state"]
 
-    seen: Counter[str] = Counter()
+    seen: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         for p in servers:
             words = ("serve", "tiny", "--name", "m", "--port", str(p), "--admin-port", str(free()), "--template", "plain")

@@ -146,6 +146,18 @@ def test_versions_by_alias_number_and_as_the_backend_reports_them(town: Play) ->
     town(scene)
 
 
+def test_predict_in_front_of_a_server_that_has_none(town: Play) -> None:
+    async def scene(town: Town) -> None:
+        gateway = await town.gateway([await town.backend(Model(1, text="4 apples. #### 4"))], sticky=False)
+        for _ in range(2):
+            reply = await gateway.client.post("/predict", json={"question": "2+2?"})
+            tree = reply.json()
+            assert tree["answer"].startswith("4") and tree["reasoning"] == "4 apples. #### 4 v1" and tree["version"] == "m@1"
+            assert tree["request_id"] == reply.headers["x-request-id"]
+
+    town(scene)
+
+
 def test_a_backend_that_knows_another_name_and_two_adapters_on_one_engine(town: Play) -> None:
     async def scene(town: Town) -> None:
         engine = Model(1)

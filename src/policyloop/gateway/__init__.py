@@ -32,7 +32,7 @@ Balance = Literal["round_robin", "least_connections", "power_of_two"]
 class BackendSettings:
     """One OpenAI-compatible server. The same address may stand twice with two `model` names: two adapters on one engine."""
 
-    url: str
+    url: str  # its address, without /v1
     version: int | None = None  # which version it serves; null: the one it reports in x-policyloop-version
     model: str | None = None  # the name it knows the model by; null: the name the client used
     key_env: str | None = None  # the environment variable that holds its API key
@@ -43,15 +43,15 @@ class HealthSettings:
     """Active checks of every backend, and what its answers to real traffic do to it."""
 
     path: str = "/health/ready"  # 404 there counts as up: OpenAI-compatible servers differ, /v1/models is asked instead
-    interval_s: float = 1.0
-    timeout_s: float = 2.0
+    interval_s: float = 1.0  # between two checks
+    timeout_s: float = 2.0  # a check that takes longer is a bad one
     up_after: int = 1  # good checks in a row
     down_after: int = 2  # bad checks in a row
     breaker_failures: int = 5  # failed requests in a row that open the circuit
     breaker_open_s: float = 5.0  # then one request is let through as a trial
     eject_share: float = 0.5  # failed share of the last `eject_window` requests that ejects a backend
-    eject_window: int = 20
-    eject_s: float = 10.0
+    eject_window: int = 20  # how many requests it looks at
+    eject_s: float = 10.0  # how long it stays out
     max_ejected: float = 0.5  # share of an arm's backends that may be ejected at once
 
 
@@ -68,11 +68,13 @@ class SignalSettings:
 class SignalsSettings:
     """What the arms are compared by. null switches a signal off; one without data is inconclusive, never passed."""
 
-    errors: SignalSettings | None = SignalSettings(margin=0.02)
-    slow: SignalSettings | None = SignalSettings(margin=0.1, limit=10.0)
-    long: SignalSettings | None = SignalSettings(margin=0.1, limit=1024.0)
-    feedback: SignalSettings | None = SignalSettings(margin=0.05, needed=False)
-    verifier: SignalSettings | None = SignalSettings(margin=0.05, needed=False)
+    errors: SignalSettings | None = SignalSettings(margin=0.02)  # answers without an error
+    slow: SignalSettings | None = SignalSettings(margin=0.1, limit=10.0)  # answers within `limit` seconds
+    long: SignalSettings | None = SignalSettings(margin=0.1, limit=1024.0)  # answers within `limit` tokens
+    feedback: SignalSettings | None = SignalSettings(margin=0.05, needed=False)  # thumbs, scores, outcomes of whoever asked
+    verifier: SignalSettings | None = SignalSettings(
+        margin=0.05, needed=False
+    )  # requests whose metadata.target says what is right
 
 
 @settings
@@ -80,24 +82,24 @@ class ApprovalSettings:
     """Who must agree before the last step: `n` different admin keys with this role."""
 
     role: str = "approve"  # a scope of `policyloop keys`
-    n: int = 1
-    within_s: float = 86400.0
+    n: int = 1  # how many
+    within_s: float = 86400.0  # then the release ends, without blame
 
 
 @settings
 class WebhookSettings:
     """A signed POST for every event of the log: `X-Policyloop-Signature: sha256=<HMAC of the body>`."""
 
-    url: str
-    secret_env: str = "POLICYLOOP_WEBHOOK_SECRET"
-    timeout_s: float = 5.0
+    url: str  # where to
+    secret_env: str = "POLICYLOOP_WEBHOOK_SECRET"  # the environment variable with the secret
+    timeout_s: float = 5.0  # per try, of three
 
 
 @settings
 class MemorySettings:
     """What one machine of backends can hold; null = not known, then nothing is refused for its size."""
 
-    capacity_bytes: int | None = None
+    capacity_bytes: int | None = None  # of one machine
     kv_bytes: int = 0  # room each loaded model needs for its cache
 
 
@@ -105,8 +107,8 @@ class MemorySettings:
 class ReleaseSettings:
     """How a candidate becomes the stable version, and what sends it back."""
 
-    mode: Mode = "canary"
-    strategy: Strategy = "double"
+    mode: Mode = "canary"  # canary: step by step; blue_green: all at once after warming
+    strategy: Strategy = "double"  # double: both loaded; adapter: two LoRA versions on one base; replace: one after the other
     auto: bool = True  # begin when the log's `candidate` alias appears
     steps: tuple[float, ...] = (0.05, 0.25, 0.5)  # the candidate's share of sessions, step by step
     shadow_share: float = 0.0  # of requests that are also sent to the candidate, answers thrown away, before the canary
@@ -118,56 +120,54 @@ class ReleaseSettings:
     alpha: float = 0.05  # chance that a candidate as good as the stable one is rolled back; and that one beyond a margin passes
     unit_outcomes: int = 4  # a session's first outcomes, averaged, are one unit; it counts once
     unit_idle_s: float = 30.0  # a session quiet for so long is complete
-    warmup_prompts: tuple[str, ...] = ("Hello",)
+    warmup_prompts: tuple[str, ...] = ("Hello",)  # each backend of the candidate answers these before it counts as ready
     max_failures: int = 5  # failed updates in a row that freeze updates
-    signals: SignalsSettings = field(default_factory=SignalsSettings)
-    verifier: str = (
-        "policyloop.rewards.math:grade"  # (answer, target) -> right?, for requests whose metadata.target says what is right
-    )
-    approval: ApprovalSettings | None = None
-    memory: MemorySettings = field(default_factory=MemorySettings)
+    signals: SignalsSettings = field(default_factory=SignalsSettings)  # what the arms are compared by
+    verifier: str = "policyloop.rewards.math:grade"  # (answer, metadata.target) -> right?
+    approval: ApprovalSettings | None = None  # null: nobody is asked
+    memory: MemorySettings = field(default_factory=MemorySettings)  # for the arithmetic of strategy
 
 
 @settings
 class QuotaSettings:
     """Limits per API key and model; null = none. Per replica, unless `gateway.limits` names a shared storage."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None  # answered 429 beyond it
+    tokens_per_minute: int | None = None  # generated ones
 
 
 @settings
 class RouteSettings:
     """One model name: its backends, balancing, limits and release rules."""
 
-    name: str
-    backends: tuple[BackendSettings, ...]
-    balance: Balance = "power_of_two"
+    name: str  # what clients ask for, and the name in the store
+    backends: tuple[BackendSettings, ...]  # its servers, of any version
+    balance: Balance = "power_of_two"  # among the healthy backends of a version
     sticky: bool = True  # a session stays with one backend of its arm while that is healthy
     retries: int = 2  # other backends that are tried before the client has got a byte
     timeout_s: float = 600.0  # for the first byte of an answer, and between two
     max_running: int = 512  # requests at once; more are answered 429
-    health: HealthSettings = field(default_factory=HealthSettings)
-    quota: QuotaSettings = field(default_factory=QuotaSettings)
-    release: ReleaseSettings = field(default_factory=ReleaseSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)  # checks, circuit, ejection
+    quota: QuotaSettings = field(default_factory=QuotaSettings)  # limits of each key here
+    release: ReleaseSettings = field(default_factory=ReleaseSettings)  # see release.md
 
 
 @settings
 class GatewaySettings:
     """`policyloop gateway CONFIG`."""
 
-    models: tuple[RouteSettings, ...]
+    models: tuple[RouteSettings, ...]  # the names it answers for
     store: str = "store"  # where the logs are: a folder or s3://...
-    host: str = "127.0.0.1"
-    port: int = 8080
-    admin_host: str = "127.0.0.1"
-    admin_port: int = 8090
+    host: str = "127.0.0.1"  # 0.0.0.0 opens it to other machines
+    port: int = 8080  # data
+    admin_host: str = "127.0.0.1"  # loopback
+    admin_port: int = 8090  # admin
     poll_s: float = 0.2  # how often each model's log is looked at: what bounds the way back
     drain_s: float = 30.0  # running answers get this long after SIGTERM
     keys: str | None = None  # file of API keys; null: no key is asked
     limits: str = "memory://"  # storage of the limits: memory:// is per replica, redis://... is shared
     journal: JournalSettings | None = None  # null: nothing is written down and feedback is refused
-    webhooks: tuple[WebhookSettings, ...] = ()
+    webhooks: tuple[WebhookSettings, ...] = ()  # told of every event this gateway writes
 
 
 def load(source: Path | Mapping[str, Any]) -> GatewaySettings:

@@ -26,6 +26,7 @@ class Backend:
         self.name = settings.url.rstrip("/") + (f"#{settings.model}" if settings.model else "")
         self.version = settings.version
         self.running = 0
+        self.only_openai = False  # found out: it has no /predict
         self.up = False
         self.why_down = "not checked yet"
         self.opened_at: float | None = None  # the circuit; None = closed

@@ -75,8 +75,9 @@ class Controller:
                 await do()
                 self.beat = time.monotonic()
             except StoreError as problem:
+                if not self.store_down:  # once per outage; traffic goes on as the log said last
+                    log.warning("store: %s", problem)
                 self.store_down = str(problem)
-                log.warning("store: %s", problem)
             except Problem as problem:
                 log.warning("%s", problem)
             except Exception:  # one model's trouble must not stop the others' loops
@@ -266,9 +267,9 @@ class Controller:
         release = desk.routing.release
         if not release:
             return
-        rows = to_json(desk.evidence.arms())
         folder = f"{self.store.shelf}/{desk.name}/evidence/{release}"
-        await asyncio.to_thread(self._exchange, desk, folder, release, rows)
+        async with self._locks[desk.name]:  # in order: what was read earlier must not come later
+            await asyncio.to_thread(self._exchange, desk, folder, release, to_json(desk.evidence.arms()))
 
     def _exchange(self, desk: Desk, folder: str, release: str, rows: list[dict[str, Any]]) -> None:
         mine, backend = f"{folder}/{self.replica}.json", self.store.backend

@@ -103,9 +103,11 @@ class Desk:
         return chooser.choose(usable, session if self.route.sticky else None)
 
     def _serving(self, version: int | None) -> list[Backend]:
-        """A backend that does not say what it serves serves the stable version; without a log every backend will do."""
+        """A backend that does not say what it serves serves the stable version; without a stable one every backend will do whose
+        version is neither on trial nor quarantined."""
         if version is None:
-            return self.backends
+            out = {self.routing.other, *self.state.after.quarantined} - {None}
+            return [b for b in self.backends if b.version not in out]
         found = of_version(self.backends, version)
         return found or (of_version(self.backends, None) if version == self.routing.main else [])
 
@@ -121,9 +123,13 @@ class Desk:
 
     # --- what was seen ------------------------------------------------------------------------------------------------------
 
-    def saw(self, pick: Pick, session: str, signal: str, value: float, now: float) -> None:
-        """One outcome of a request of the running release."""
-        if pick.release and pick.release == self.routing.release and pick.version is not None:
+    def saw(self, pick: Pick, session: str, signal: str, value: float, now: float, alone: bool = False) -> None:
+        """One outcome of a request of the running release. `alone`: a request without a session, seen once for this signal."""
+        if not pick.release or pick.release != self.routing.release or pick.version is None:
+            return
+        if alone:
+            self.evidence.single(version=pick.version, stratum=pick.stratum, signal=signal, value=value)
+        else:
             self.evidence.outcome(
                 version=pick.version, session=session, stratum=pick.stratum, signal=signal, value=value, now=now
             )

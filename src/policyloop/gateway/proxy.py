@@ -34,8 +34,10 @@ from policyloop.gateway.backends import Backend
 from policyloop.gateway.balance import point
 from policyloop.gateway.desk import Desk, Pick
 from policyloop.gateway.upstream import PATIENT, STATUS, Failed, Reply, Upstream
+from policyloop.serve.server import split
 
 MOST_SHADOWS = 64
+PREDICT = "/predict"
 PASSED_ON = ("content-type", "retry-after", "openai-processing-ms")
 
 
@@ -62,6 +64,10 @@ class Call:
     @property
     def unit(self) -> str:
         return self.session or self.id
+
+    @property
+    def alone(self) -> bool:
+        return self.session is None
 
     @property
     def stream(self) -> bool:
@@ -175,6 +181,8 @@ class Proxy:
         reply.close()
         backend.ended(_good(reply.status), time.monotonic())
         call.answer.whole(content)
+        if call.path == PREDICT and backend.only_openai and reply.status == 200:
+            content = _predicted(call)
         self._finish(call, reply.status)
         return Response(content, reply.status, headers)
 
@@ -206,7 +214,7 @@ class Proxy:
         backend.began(time.monotonic())
         fine: bool | None = None
         try:
-            reply = await self.upstream.send(backend, call.path, _renamed(call, backend), call.headers, call.desk.route.timeout_s)
+            reply = await self._send(call, backend)
             again = STATUS.get(reply.status)
             if again is None:
                 return reply, "", "no"
@@ -221,6 +229,21 @@ class Proxy:
         backend.ended(fine, time.monotonic())
         self._failed(call, call.pick, reason)
         return None, reason, again
+
+    async def _send(self, call: Call, backend: Backend) -> Reply:
+        """As the backend understands it: one that has no /predict is asked by chat. Errors: Failed."""
+        wait = call.desk.route.timeout_s
+        if call.path == PREDICT and not backend.only_openai:
+            reply = await self.upstream.send(backend, call.path, _renamed(call, backend), call.headers, wait)
+            if reply.status != 404:
+                return reply
+            reply.close()
+            backend.only_openai = True
+        if call.path != PREDICT:
+            return await self.upstream.send(backend, call.path, _renamed(call, backend), call.headers, wait)
+        question = [{"role": "user", "content": call.tree.get("question")}]
+        chat = {"model": backend.settings.model or call.desk.name, "messages": question, "temperature": 0}
+        return await self.upstream.send(backend, "/v1/chat/completions", json.dumps(chat).encode(), call.headers, wait)
 
     async def _streamed(self, call: Call, reply: Reply, backend: Backend) -> AsyncIterator[bytes]:
         """The backend's bytes; without its [DONE] an error event and none of ours."""
@@ -254,7 +277,7 @@ class Proxy:
     def _failed(self, call: Call, pick: Pick, reason: str) -> None:
         version = call.desk.version_name(pick.version)
         self.edge.meters.add("gateway_errors_total", route=call.desk.name, version=version, reason=reason)
-        call.desk.saw(pick, call.unit, "errors", 0.0, time.monotonic())
+        call.desk.saw(pick, call.unit, "errors", 0.0, time.monotonic(), call.alone)
 
     def _finish(self, call: Call, status: int) -> None:
         """An answer is out: figures, evidence, and whoever listens."""
@@ -280,11 +303,11 @@ class Proxy:
     def _saw_good(self, call: Call, now: float) -> None:
         """The outcomes of an answer without an error; whoever listens sees it too."""
         desk, rules, tokens = call.desk, call.desk.route.release.signals, call.answer.tokens
-        desk.saw(call.pick, call.unit, "errors", 1.0, now)
+        desk.saw(call.pick, call.unit, "errors", 1.0, now, call.alone)
         if rules.slow is not None and rules.slow.limit is not None:
-            desk.saw(call.pick, call.unit, "slow", float(now - call.began <= rules.slow.limit), now)
+            desk.saw(call.pick, call.unit, "slow", float(now - call.began <= rules.slow.limit), now, call.alone)
         if rules.long is not None and rules.long.limit is not None and tokens:
-            desk.saw(call.pick, call.unit, "long", float(tokens <= rules.long.limit), now)
+            desk.saw(call.pick, call.unit, "long", float(tokens <= rules.long.limit), now, call.alone)
         self.finished(call)
 
     def _count(self, call: Call, status: int) -> None:
@@ -352,6 +375,14 @@ async def _led_by(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
 def _good(status: int) -> bool | None:
     """What a status says of the backend; the client's own mistakes say nothing."""
     return True if status < 400 else None if status < 500 else False
+
+
+def _predicted(call: Call) -> bytes:
+    """A chat's answer as /predict gives it."""
+    answer, reasoning = split(call.answer.text)
+    return json.dumps(
+        {"answer": answer, "reasoning": reasoning, "version": call.version, "request_id": call.id}, ensure_ascii=False
+    ).encode()
 
 
 def _renamed(call: Call, backend: Backend) -> bytes:

@@ -36,17 +36,22 @@ class Evidence:
         self._most, self._idle = unit_outcomes, unit_idle_s
         self._arms: dict[Key, Arm] = defaultdict(Arm)
         self._open: dict[tuple[int, str, str], tuple[int, float, list[float]]] = {}  # -> stratum, last seen, outcomes
-        self._counted: set[tuple[int, str, str]] = set()
+        self._counted: set[int] = set()  # hashes: a busy day has many sessions
 
     def outcome(self, *, version: int, session: str, stratum: int, signal: str, value: float, now: float) -> None:
         unit = (version, signal, session)
-        if unit in self._counted:
+        if hash(unit) in self._counted:
             return
         began, _, values = self._open.get(unit, (stratum, now, []))
         values.append(value)
         self._open[unit] = (began, now, values)
         if len(values) >= self._most:
             self._close(unit)
+
+    def single(self, *, version: int, stratum: int, signal: str, value: float) -> None:
+        """A unit of one outcome: a request that belongs to no session. Nothing is remembered of it."""
+        key = (stratum, version, signal)
+        self._arms[key] = self._arms[key].and_one(value)
 
     def close_idle(self, now: float) -> None:
         for unit in [u for u, (_, seen, _) in self._open.items() if now - seen >= self._idle]:
@@ -55,7 +60,7 @@ class Evidence:
     def _close(self, unit: tuple[int, str, str]) -> None:
         version, signal, _ = unit
         stratum, _, values = self._open.pop(unit)
-        self._counted.add(unit)
+        self._counted.add(hash(unit))
         key = (stratum, version, signal)
         self._arms[key] = self._arms[key].and_one(sum(values) / len(values))
 
