@@ -15,6 +15,7 @@ def export(
     model: MODEL,
     to: Annotated[str | None, typer.Option("--to", help="A new folder, or s3://BUCKET/PREFIX (also gs://, az://).")] = None,
     format: Annotated[str | None, typer.Option("--format", help="merged (default), adapter, int8, int4 or gguf.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Of a merged model: base (default) or float32.")] = None,
     gguf_type: Annotated[
         str | None, typer.Option("--gguf-type", help="How GGUF stores matrices: as_is (default), f32, f16, bf16, q8_0.")
     ] = None,
@@ -39,7 +40,7 @@ def export(
     if to is None and register is None:
         raise BadInput("export without a place", "--to FOLDER or URI, --register NAME, or both", "--to")
     say, path = printer(), resolve(model)
-    flags = {"format": format, "gguf_type": gguf_type}
+    flags = {"format": format, "dtype": dtype, "gguf_type": gguf_type}
     settings, origin = _settings(path, task, [*(set_ or []), *(f"export.{k}={v}" for k, v in flags.items() if v)], say)
     with tempfile.TemporaryDirectory(prefix="policyloop-export.") as work:
         folder = Path(work) / "bundle" if to is None or is_remote(to) else Path(to.removeprefix("file://")).expanduser()

@@ -38,7 +38,7 @@ class ParitySettings:
 
     prompts: int = 16
     max_new_tokens: int = 32
-    max_kl: float = 0.01
+    max_kl: float = 0.05
     max_logprob: float = 0.1
     min_greedy_same: float = 0.5
 
@@ -56,9 +56,11 @@ class ParitySettings:
 @settings
 class ExportSettings:
     """format: merged (whole model in safetensors, an adapter merged in), adapter (the LoRA alone, for vLLM), int8 and int4 (torchao, weights
-    only), gguf (llama.cpp, Ollama). gguf_type: how matrices are stored in a GGUF file; as_is = the base's own type."""
+    only), gguf (llama.cpp, Ollama). dtype: of a merged model; base rounds the adapter to the base's own types, float32 keeps all of it.
+    gguf_type: how matrices are stored in a GGUF file; as_is = the base's own type."""
 
     format: Literal["merged", "adapter", "int8", "int4", "gguf"] = "merged"
+    dtype: Literal["base", "float32"] = "base"
     gguf_type: Literal["as_is", "f32", "f16", "bf16", "q8_0"] = "as_is"
     parity: ParitySettings = ParitySettings()
 

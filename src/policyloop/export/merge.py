@@ -29,21 +29,24 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 def merged(source: Source, folder: Path, settings: ExportSettings) -> Kind:
     """config.json and safetensors in the base's own cut into files."""
     weight_map = {}
-    for name, tensors in merged_shards(source):
+    exact = settings.dtype == "float32"
+    for name, tensors in merged_shards(source, exact):
         save_file({k: t.contiguous() for k, t in tensors.items()}, folder / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
     if (source.base / INDEX).exists():
         total = json.loads((source.base / INDEX).read_text(encoding="utf-8")).get("metadata", {})
         (folder / INDEX).write_text(json.dumps({"metadata": total, "weight_map": weight_map}, indent=1) + "\n")
-    shutil.copy(source.base / "config.json", folder / "config.json")
+    config = source.config | ({"dtype": "float32"} if exact else {})
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     ids_only(source, folder)
     return "full", None
 
 
-def merged_shards(source: Source) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The base's files with the adapter added. Errors: BadInput for an adapter on weights that the files do not have."""
+def merged_shards(source: Source, exact: bool = False) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The base's files with the adapter added; exact: everything in float32, nothing rounded. Errors: BadInput for an adapter on weights that the files do not have."""
     if source.adapter is None:
-        yield from source.shards()
+        for file, shard in source.shards():
+            yield file, {k: t.float() for k, t in shard.items()} if exact else shard
         return
     tensors = source.adapter.tensors
     left = {name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")}
@@ -51,7 +54,8 @@ def merged_shards(source: Source) -> Iterator[tuple[str, dict[str, Tensor]]]:
         raise BadInput(
             f"the adapter changes {tied[0]}, which is tied", "an adapter on the layers inside", "model.lora.target_modules"
         )
-    for file, shard in source.shards():
+    for file, stored in source.shards():
+        shard = {k: t.float() for k, t in stored.items()} if exact else stored
         for module in sorted(left):
             if (base := shard.get(f"{module}.weight")) is not None:
                 delta = tensors[f"{module}.lora_B"].float() @ tensors[f"{module}.lora_A"].float()
