@@ -58,7 +58,9 @@ def test_rooms_that_need_no_torch() -> None:
         "import policyloop.types, policyloop.errors, policyloop.config, policyloop.stats, policyloop.monitor.metrics\n"
         "import policyloop.monitor.guards, policyloop.models, policyloop.engine, policyloop.rewards, policyloop.tasks\n"
         "import policyloop.rollout, policyloop.training, policyloop.evaluation, policyloop.spellings, policyloop.cli\n"
-        "import policyloop.store.moves, policyloop.store.objects, policyloop.store.retention, policyloop.store.verify, policyloop.training.register"
+        "import policyloop.store.moves, policyloop.store.objects, policyloop.store.retention, policyloop.store.verify, policyloop.training.register\n"
+        "import policyloop.journal.feedback, policyloop.journal.writer, policyloop.collect.curate, policyloop.collect.duckdb\n"
+        "import policyloop.collect.forget, policyloop.collect.trace, policyloop.triggers"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
