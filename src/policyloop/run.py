@@ -48,7 +48,7 @@ from policyloop.hooks import (
 )
 from policyloop.loop import Hook, Step, Stop, train
 from policyloop.models.catalogue import resolve
-from policyloop.models.critic import CriticModel, load_critic
+from policyloop.models.critic import Critic, load_critic
 from policyloop.models.policy import PolicyModel, load_policy
 from policyloop.models.reward import RewardModel, load_reward_model
 from policyloop.models.template import Renderer, load_renderer
@@ -63,6 +63,7 @@ from policyloop.training.checkpoint import Checkpoints
 from policyloop.training.exporter import Exporter
 from policyloop.training.folder import RunFolder
 from policyloop.training.register import into_store, sources
+from policyloop.training.remote_critic import RemoteCritic
 from policyloop.training.sources import PairSource, SupervisedSource
 from policyloop.training.trainer import Trainer
 from policyloop.types import Progress, SamplingParams
@@ -173,9 +174,11 @@ def engine_of(recipe: Recipe, path: Path, name: str, policy: PolicyModel) -> Eng
     return ENGINES[recipe.rollout.engine](spec)
 
 
-def critic_of(recipe: Recipe) -> CriticModel:
-    """The critic beside the policy, of the same precision on the same device."""
-    t = recipe.training
+def critic_of(recipe: Recipe) -> Critic:
+    """The critic beside the policy, of the same precision on the same device; or the one that value services hold."""
+    t, service = recipe.training, recipe.model.critic.service
+    if service:
+        return RemoteCritic(service, recipe.model.critic.service_timeout_s)
     return load_critic(recipe.model, recipe.model.critic, t.precision, device_of(recipe), t.seed, t.micro_batch_tokens)
 
 

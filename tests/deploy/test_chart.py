@@ -169,6 +169,14 @@ def test_the_gateway_reads_the_config_that_the_chart_writes() -> None:
     assert (gateway.host, gateway.store, gateway.keys) == ("0.0.0.0", "s3://bucket/policyloop", "/etc/policyloop/keys/keys.json")
 
 
+def test_servers_are_started_with_flags_that_exist() -> None:
+    """Every flag in the chart's commands is a row of docs/cli.md, which is held to the code."""
+    documented = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    for name, pod in pods([*rendered(EVERYTHING), *rendered(VARIANTS["job"])]):
+        for argument in (a for c in pod["containers"] for a in c["args"] if a.startswith("--")):
+            assert f"`{argument.partition('=')[0]}`" in documented, f"{name}: {argument}"
+
+
 def test_an_interrupted_job_is_tried_again_and_a_bad_recipe_is_not() -> None:
     (job,) = of_kind(rendered(VARIANTS["job"]), "Job")
     by_action = {r["action"]: r["onExitCodes"]["values"] for r in job["spec"]["podFailurePolicy"]["rules"]}

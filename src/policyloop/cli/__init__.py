@@ -38,6 +38,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "gateway": ("gateway:gateway", "One address in front of many backends: balancing, canary, rollback."),
     "chat": ("evaluate:chat", "Ask a model; --versus shows two side by side."),
     "serve": ("serve:serve", "Serve a model: OpenAI API and /predict."),
+    "value-service": ("services:value_service", "A critic behind gRPC, for PPO on other machines."),
+    "reward-service": ("services:reward_service", "A rewards table behind HTTP."),
 }
 GROUPS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     "data": (

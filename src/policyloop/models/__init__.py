@@ -27,7 +27,8 @@ class CriticSettings:
     """The critic of algorithms that have one (PPO): a model of its own with a value head of zeros.
 
     base_model_path: where its trunk starts (a reward model, an earlier `value_net/` folder); null = where the policy starts. lr, betas,
-    max_grad_norm: its own AdamW. warmup_steps: rollouts on which the critic learns alone, the policy frozen.
+    max_grad_norm: its own AdamW. warmup_steps: rollouts on which the critic learns alone, the policy frozen. service: host:port of value
+    services that hold the critic instead (its folder and lr are theirs then). service_timeout_s: deadline of one call.
     """
 
     base_model_path: str | None = None
@@ -35,6 +36,8 @@ class CriticSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 10
+    service: tuple[str, ...] = ()
+    service_timeout_s: float = 60.0
 
 
 @settings

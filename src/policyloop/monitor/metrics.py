@@ -217,6 +217,14 @@ SERVING: dict[str, Metric] = {
     "weight_swaps_total": Metric("counter", "swaps", "changes of weights while serving", ("version",)),
 }
 
+REWARDING: dict[str, Metric] = {
+    "requests_total": SERVING["requests_total"],
+    "request_duration_seconds": SERVING["request_duration_seconds"],
+    "rows_total": Metric("counter", "rows", "completions scored by the reward service"),
+    "rows_unscored_total": Metric("counter", "rows", "of them, those that could not be scored"),
+    "rows_waiting": _gauge("rows", "completions waiting to be scored"),
+}
+
 GATEWAY: dict[str, Metric] = {
     "gateway_requests_total": Metric(
         "counter", "requests", "answered requests by model (route), status and version", ("route", "code", "version")
