@@ -37,7 +37,8 @@ class Answer:
 
     @staticmethod
     def of(tree: Mapping[str, Any]) -> Answer:
-        return Answer(**{k: tuple(v) if isinstance(v, list) else v for k, v in tree.items()})
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in tree.items()}
+        return Answer(**given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ FIELDS = ("token_ids_L", "position_ids_L", "row_NT", "target_NT", "needed_NT")
 Layout = Sequence[tuple[int, int, Sequence[int]]]
 
 
-def packed_bytes(packed: Packed) -> tuple[bytes, list[tuple[int, int, Sequence[int]]]]:
+def packed_bytes(packed: Packed) -> tuple[bytes, Layout]:
     """(tensors, layout as (start, prompt tokens, completion tokens))."""
     layout = [(s.start, s.prompt_tokens, s.completion_tokens) for s in packed.layout]
     return tensor_bytes({name: getattr(packed, name) for name in FIELDS}), layout

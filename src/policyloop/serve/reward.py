@@ -35,7 +35,7 @@ from policyloop.monitor.metrics import REWARDING
 from policyloop.rewards import Context, RewardsSettings
 from policyloop.rewards.scorer import Scorer
 from policyloop.tasks.grading import Verdict
-from policyloop.types import Completion, Group, Message, Prompt, settings
+from policyloop.types import Completion, Group, Message, Prompt, Role, settings
 
 Infer = Annotated[Key, Depends(needs("infer"))]
 
@@ -64,7 +64,7 @@ class RewardServiceSettings:
 
 class Spoken(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    role: str
+    role: Role
     content: str
 
 

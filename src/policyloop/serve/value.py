@@ -24,12 +24,12 @@ from grpc_reflection.v1alpha import reflection
 from policyloop.errors import BadInput, Problem
 from policyloop.models import CriticSettings, ModelSettings
 from policyloop.models.critic import CriticModel, load_critic
-from policyloop.models.proto import value_pb2 as wire
-from policyloop.models.proto import value_pb2_grpc
+from policyloop.models.proto import value_pb2, value_pb2_grpc
 from policyloop.models.wire import tensor_bytes, tensors_of, unpacked
 from policyloop.types import Packed
 
 NAME = "policyloop.value.v1.Value"
+wire: Any = value_pb2  # its classes are made at import
 MOST_BYTES = 1 << 30  # a whole critic travels in Save and Load
 
 
