@@ -102,7 +102,7 @@ class StoreError(Problem):
 class No(Problem):
     """The answer is no (HOLD)."""
 
-    exit_code = Exit.NO
+    exit_code, http_status = Exit.NO, 409
 
 
 class Undecided(Problem):

@@ -23,7 +23,7 @@ class Absent:  # as in the image: what the list does not bring cannot be importe
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 import policyloop.cli.gateway, policyloop.gateway.server, policyloop.gateway.controller, policyloop.gateway.admin
-import policyloop.journal.shipping, policyloop.store
+import policyloop.journal.shipping, policyloop.store, policyloop.ui.app, policyloop.collect.trace
 """
 
 

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -33,6 +34,7 @@ from policyloop.errors import Problem
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 MOST_BYTES = 4 << 20
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 GONE = 499  # the client left before there was an answer
 Scopes = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scopes]]
@@ -89,6 +91,15 @@ def needs(scope: Scope) -> Callable[[Request], Key]:
 def bearer(request: Request) -> str | None:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key")
+
+
+def near(request: Request) -> bool:
+    """Whether a person on this machine asks, and no web page of somebody else through their browser (by its origin, or by a name that
+    it made point here)."""
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    origin = request.headers.get("origin")
+    here = request.client is not None and request.client.host in LOOPBACK and host in LOOPBACK
+    return here and (origin is None or urlsplit(origin).netloc == request.headers.get("host"))
 
 
 def request_id(request: Request) -> str:

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("evaluate:compare", "Paired comparison: SHIP, HOLD or INCONCLUSIVE."),
     "gate": ("gate:gate", "May a candidate replace the stable version? SHIP, HOLD or INCONCLUSIVE."),
     "report": ("evaluate:report", "One HTML page of runs, or one group explained."),
+    "ui": ("ui:ui", "The console: what serves, what trains, what waits for you."),
     "doctor": ("doctor:doctor", "What is wrong with a run or this machine, and which key to change."),
     "trace": ("models:trace", "Where a version comes from; what became of a request."),
     "export": ("export:export", "A bundle that stands alone, checked against the model it was made of."),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from policyloop.gateway.server import Gateway
 
 
 def gateway(
@@ -31,4 +34,16 @@ def gateway(
         return
     from policyloop.gateway.server import serve
 
-    serve(settings, say)
+    serve(settings, say, with_console)
+
+
+def with_console(gateway: Gateway) -> None:
+    """The console on the admin port, with what this gateway sees of its releases."""
+    from policyloop.gateway.admin import picture
+    from policyloop.ui import Sources
+    from policyloop.ui.app import add_console
+
+    def live(name: str) -> dict[str, Any] | None:
+        return picture(gateway.controller, gateway.desks[name]) if name in gateway.desks else None
+
+    add_console(gateway.admin, Sources(store=gateway.settings.store, live=live, read_near=False))

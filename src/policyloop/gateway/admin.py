@@ -15,12 +15,11 @@ import math
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from policyloop.api.app import Edge, bearer, make_app
+from policyloop.api.app import Edge, bearer, make_app, near
 from policyloop.api.keys import Key, Scope
 from policyloop.errors import Denied, No
 from policyloop.gateway import release as machine
@@ -29,8 +28,6 @@ from policyloop.gateway.desk import Desk
 from policyloop.gateway.fit import way_back
 from policyloop.gateway.release import Move
 from policyloop.store import After, State
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Act(BaseModel):
@@ -71,10 +68,7 @@ def may(scope: Scope) -> Any:
 
 def _operator(request: Request) -> Key:
     """Without keys: a person on this machine, and no web page that speaks through their browser. Errors: Denied."""
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    origin = request.headers.get("origin")
-    near = request.client is not None and request.client.host in LOOPBACK and host in LOOPBACK
-    if not near or (origin is not None and urlsplit(origin).netloc != request.headers.get("host")):
+    if not near(request):
         raise Denied("this needs an API key", "gateway.keys with scope promote, approve or admin; without keys loopback only")
     return Key(name="operator", sha256="", scopes=("infer", "feedback", "promote", "approve", "admin"))
 

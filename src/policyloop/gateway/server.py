@@ -207,8 +207,10 @@ def _verifier(path: str) -> Callable[[str, str], Any]:
         raise BadInput(f"release.verifier = {path} ({problem})", "package.module:function", "release.verifier") from problem
 
 
-def serve(settings: GatewaySettings, say: Callable[[str], None]) -> None:
-    """Run until SIGTERM or SIGINT. Errors: BadInput for a port that is taken, StoreError."""
+def serve(settings: GatewaySettings, say: Callable[[str], None], dress: Callable[[Gateway], None] = lambda gateway: None) -> None:
+    """Run until SIGTERM or SIGINT; `dress` adds to its ports what lies above this room (the console). Errors: BadInput for a port that is
+    taken, StoreError."""
     gateway = Gateway(settings)
+    dress(gateway)
     ports = [Port(gateway.app, settings.host, settings.port), Port(gateway.admin, settings.admin_host, settings.admin_port)]
     run(ports, gateway.life, settings.drain_s, gateway.start, gateway.stop, say)

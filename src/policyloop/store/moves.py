@@ -32,11 +32,7 @@ def promote(
 ) -> State:
     """`version` becomes stable, what was stable becomes previous. Without `force` it needs a gate report that says SHIP, passed checks and
     no quarantine. Errors: No (what speaks against it), Conflict (somebody moved first)."""
-    state = store.state(version.name)
-    if expect_n is not None and state.n != expect_n:
-        raise Conflict(
-            f"{version.name} is at event {state.n}", f"event {expect_n}, on which this was decided", "read again, then repeat"
-        )
+    state = _as_decided(store, version.name, expect_n)
     report = report or _passed(store, version)
     if not force:
         _may_be_promoted(store, version, state, report)
@@ -54,10 +50,12 @@ def promote(
     )
 
 
-def rollback(store: Store, name: str, *, by: str, reason: str, to: int | None = None, quarantine: bool = True) -> State:
+def rollback(
+    store: Store, name: str, *, by: str, reason: str, to: int | None = None, quarantine: bool = True, expect_n: int | None = None
+) -> State:
     """Stable goes back to previous (or `to`); what was stable is quarantined unless told otherwise. While a candidate is on trial (the
     gateway sends it a share) that trial is what ends: stable stays. Errors: BadInput, Conflict."""
-    state = store.state(name)
+    state = _as_decided(store, name, expect_n)
     if to is None and state.after.release.get("state") in ON_TRIAL and state.after.release.get("stable") == state.stable:
         ended = _trial_ended(state.after, quarantine)
         return store.append(name, "rolled_back", by, reason, lambda a: ended, version=state.stable, expect_n=state.n)
@@ -75,6 +73,14 @@ def rollback(store: Store, name: str, *, by: str, reason: str, to: int | None = 
         return replace(moved, aliases=aliases, quarantined=tuple(sorted({*after.quarantined, *bad} - {target})), failures=0)
 
     return store.append(name, "rolled_back", by, reason, change, version=target, expect_n=state.n)
+
+
+def _as_decided(store: Store, name: str, expect_n: int | None) -> State:
+    """The state, which is that of event `expect_n` if one was named. Errors: Conflict."""
+    state = store.state(name)
+    if expect_n is not None and state.n != expect_n:
+        raise Conflict(f"{name} is at event {state.n}", f"event {expect_n}, on which this was decided", "read again, then repeat")
+    return state
 
 
 def _trial_ended(after: After, quarantine: bool) -> After:
