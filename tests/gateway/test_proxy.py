@@ -58,7 +58,7 @@ def test_an_unreachable_and_a_failing_backend_cost_no_request(town: Play) -> Non
             backend.up = True  # as if it had just gone
         replies = [await gateway.ask() for _ in range(12)]
         assert {r.status_code for r in replies} == {200} and len(good.seen) == 12
-        assert len(bad.seen) == 5  # then its circuit was open
+        assert 3 <= len(bad.seen) <= 5  # then its circuit was open, or its health check had failed
         assert "policyloop_gateway_retries_total" in (await gateway.client.get("/metrics")).text
 
     town(scene)

@@ -160,7 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _quiet() -> None:
     """torchao, where it is installed, tells of CUDA kernels it could not load whenever transformers looks for it."""
-    os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     logging.getLogger("torchao").setLevel(logging.ERROR)
 

@@ -264,7 +264,8 @@ def rule_tests(alerts: Mapping[str, Alert], file: str) -> dict[str, Any]:
     """promtool's unit tests: each alert on the series on which it must fire, and on those on which it must not."""
     tests = []
     for name, alert in alerts.items():
-        at = "480m" if "6h" in alert.expr else "85m"
+        long = any(window in alert.expr for window in ("[1h]", "[30m]", "time()"))
+        at = "480m" if "[6h]" in alert.expr else "85m" if long else "25m"  # long enough for window and hold, no longer
         for series, firing in ((alert.fires, True), (alert.quiet, False)):
             if not series:
                 continue

@@ -137,7 +137,7 @@ def _may_be_promoted(store: Store, version: Version, state: State, report: str |
         raise No(f"{version} did not pass {', '.join(failed)}", force, where)
     if report is None:
         raise No(
-            f"no gate report says SHIP for {version}", "`policyloop compare` of candidate and stable first, or --force", where
+            f"no gate report says SHIP for {version}", "`policyloop gate` of candidate and stable first, or --force", where
         )
     body = store.report(version.name, report) if isinstance(report, str) else report
     if body.get("verdict") != "SHIP":
