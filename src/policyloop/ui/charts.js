@@ -19,7 +19,7 @@ export function short(x) {
 
 function ticks(low, high, count = 4) {
   const raw = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= raw) || raw;
+  const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= raw * 0.7) || raw;
   const found = [];
   for (let x = Math.ceil(low / step - 1e-9) * step; x <= high + step * 1e-9; x += step) found.push(+x.toPrecision(12));
   return found;
@@ -50,9 +50,9 @@ export function lines(title, series, bases = [], options = {}) {
   const all = series.flatMap((s) => s.points);
   if (!all.length) return null;
   const f = frame([...all, ...bases.map((b) => [all[0][0], b.y])], options);
+  const many = series.some((s) => s.points.length > 40);
   const drawn = series.flatMap((s) => {
     const band = s.points.filter((p) => p[2] !== null && p[2] !== undefined);
-    const many = s.points.length > 40;
     return [
       band.length > 1 ? svg("path", { fill: s.colour, opacity: 0.16,
         d: path([...band.map((p) => [f.x(p[0]), f.y(p[2])]), ...band.slice().reverse().map((p) => [f.x(p[0]), f.y(p[3])])]) + "Z" }) : null,

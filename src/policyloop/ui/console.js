@@ -11,7 +11,7 @@ let token = (() => { try { return sessionStorage.getItem("key") || ""; } catch {
 let me = { keys: false, scopes: [] };
 
 const t = (key, ...given) => given.reduce((text, g) => text.replace("{}", g), WORDS[lang][key] ?? key);
-const percent = (x) => x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0 && x < 0.1 ? 1 : 0)} %`;
+const percent = (x) => x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0 && x < 0.1 ? 1 : 0)}\u00a0%`;
 const when = (at) => at ? new Date(typeof at === "number" ? at * 1000 : at).toLocaleString("sv-SE") : "–";
 const span = (s) => s >= 5400 ? `${(s / 3600).toFixed(1)} h` : s >= 90 ? `${Math.round(s / 60)} min` : `${Math.round(s)} s`;
 const bytes = (n) => n >= 1e9 ? `${(n / 1e9).toFixed(1)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} MB` : `${(n / 1e3).toFixed(1)} kB`;
