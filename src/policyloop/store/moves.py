@@ -136,9 +136,7 @@ def _may_be_promoted(store: Store, version: Version, state: State, report: str |
     if failed := version.failed_checks():
         raise No(f"{version} did not pass {', '.join(failed)}", force, where)
     if report is None:
-        raise No(
-            f"no gate report says SHIP for {version}", "`policyloop gate` of candidate and stable first, or --force", where
-        )
+        raise No(f"no gate report says SHIP for {version}", "`policyloop gate` of candidate and stable first, or --force", where)
     body = store.report(version.name, report) if isinstance(report, str) else report
     if body.get("verdict") != "SHIP":
         raise No(f"the gate report of {version} says {body.get('verdict')}", force, where)
