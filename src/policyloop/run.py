@@ -97,6 +97,11 @@ class Run:
         """The trained policy on held-out prompts, decoded as `evaluation` says."""
         return measure(self.parts, f"{self.folder.name}#{self.progress.step}", prompts, max_new_tokens)
 
+    def close(self) -> None:
+        """Free the engine: nothing samples from this run any more. What it wrote stays."""
+        if self.parts.engine is not None:
+            self.parts.engine.close()
+
     @property
     def policy_path(self) -> Path:
         """The newest checkpoint's policy folder: a MODEL for every other verb."""
@@ -232,14 +237,22 @@ def measure(
 
 
 def start(
-    recipe: Recipe, path: Path, *, resume: str = "never", force: bool = False, say: Say = print, task: Task | None = None
+    recipe: Recipe,
+    path: Path,
+    *,
+    resume: str = "never",
+    force: bool = False,
+    say: Say = print,
+    task: Task | None = None,
+    like: Path | None = None,
 ) -> Run:
-    """Train from a recipe into `path`. Errors: BadInput, Problem (a guard ended the run), Interrupted (a checkpoint was saved)."""
+    """Train from a recipe into `path`. `like`: a run from the same start; what it measured before its first step is not measured again
+    where only the algorithm differs. Errors: BadInput, Problem (a guard ended the run), Interrupted (a checkpoint was saved)."""
     with closing(Exporter(recipe.monitor, path.name)) as exporter:  # a taken port is told before anything is written
         folder, resuming = open_folder(recipe, path, resume, say)
         try:
             with Signals().listen() as signals:
-                return _start(recipe, folder, resuming, force, say, task, signals, exporter)
+                return _start(recipe, folder, resuming, force, say, task, signals, exporter, like)
         finally:
             folder.unlock()
 
@@ -253,6 +266,7 @@ def _start(
     task: Task | None,
     signals: Signals,
     exporter: Exporter,
+    like: Path | None,
 ) -> Run:
     parts = assemble(recipe, folder.path.name, say, task)
     for line in parts.plan.lines():
@@ -276,7 +290,7 @@ def _start(
         if resuming:
             progress = resume_from(checkpoints, parts, source, judge, folder, progress, say)
         if progress.step == 0:
-            before_the_first_step(parts, judge, folder, force, say)
+            before_the_first_step(parts, judge, folder, force, say, known_from(like, recipe))
         hooks = hooks_of(parts, folder, checkpoints, judge, save, exporter, say)
         progress = train(source, parts.trainer, progress, name=folder.path.name, hooks=hooks)
     except GivenUp as stopped:
@@ -470,8 +484,27 @@ def resume_from(
     return progress
 
 
-def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, force: bool, say: Say) -> None:
-    """What it learns from; the untouched model, held out; then whether the training prompts give any signal at all."""
+def known_from(like: Path | None, recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """`baseline` and `signal_check` of another run as they stand in its events, where its config differs in nothing but the algorithm
+    (same model, data, rewards, sampling, evaluation, seed and group size); else nothing is known."""
+    if like is None:
+        return {}
+    other = RunFolder(like)
+    differs = config_changes(other.manifest()["config"], json.loads(json.dumps(tree_of(recipe), default=str)))
+    if any(not key.startswith("rl_strategy.") or key == "rl_strategy.group_size" for key in differs):
+        return {}
+    known: dict[str, dict[str, Any]] = {}
+    for row in other.rows("events.jsonl"):
+        if row["kind"] in ("baseline", "signal_check"):
+            measured = {k: float("nan") if v is None else v for k, v in row.items() if k not in ("kind", "step", "at")}
+            known[row["kind"]] = {**measured, "measured_by": like.name}
+    return known
+
+
+def before_the_first_step(
+    parts: Parts, judge: Evaluate, folder: RunFolder, force: bool, say: Say, known: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """What it learns from; the untouched model, held out; then whether the training prompts give any signal at all. `known`: measured already."""
     recipe, task = parts.recipe, parts.task
     held_out, base = task.held_out(recipe.evaluation.seed), resolve(recipe.model.base_model_path)
     learnt = sources(task.train(), held_out, recipe.data.task, base, recipe.model.base_model_path)
@@ -479,28 +512,17 @@ def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, forc
     if parts.source.wants_weights:
         parts.source.publish(parts.trainer.weights(f"{folder.path.name}#0"))
     if judge.every:
-        result = measure(parts, f"{folder.path.name}#0")
-        found = result.metrics()
-        limit = parts.recipe.evaluation.max_new_tokens or parts.recipe.rollout.max_new_tokens
-        folder.event("baseline", 0, limit_tokens=limit, **{k.removeprefix("eval/"): v for k, v in found.items()})
-        judge.best = found.get(f"eval/{judge.metric}")
-        say(f"untouched model, held out: {result.sentence()}")
-    check = parts.recipe.training.signal_check
+        found = known.get("baseline") or untouched(parts, folder.path.name, say)
+        folder.event("baseline", 0, **found)
+        judge.best = found.get(judge.metric)
+    check = recipe.training.signal_check
     if check is None or not isinstance(parts.source, RolloutSource):
         return
-    n = min(check.prompts, len(parts.source.cursor.prompts))
-    draws = [Draw(f"signal/{d.uid}", d.prompt, d.epoch) for d in parts.source.cursor.peek(n)]
-    groups, _ = parts.source.scorer.score(parts.source.sample(draws, parts.source.params))
-    values = [[s.value for s in g.scores if s.value is not None] for g in groups]
-    metrics = [[s.metric for s in g.scores if s.metric is not None] for g in groups]
-    if parts.source.params.n == 1:  # one answer a prompt is compared with those to other prompts
-        values = [[x for v in values for x in v]]
-    signal = statistics.fmean(len(v) > 1 and max(v) - min(v) > 1e-8 for v in values)
-    one = statistics.fmean(m > 0 for ms in metrics for m in ms) if any(metrics) else float("nan")
-    some = statistics.fmean(any(m > 0 for m in ms) for ms in metrics)
-    size = parts.source.params.n
-    folder.event("signal_check", 0, prompts=n, pass_at_1=one, pass_at_g=some, signal_frac=signal)
-    say(f"before training, {n} prompts x {size}: pass@1 {one:.3f}, pass@{size} {some:.3f}, groups with signal {signal:.0%}")
+    seen = known.get("signal_check") or signal_of(parts.source, check.prompts)
+    folder.event("signal_check", 0, **seen)
+    signal, n, size = seen["signal_frac"], seen["prompts"], parts.source.params.n
+    one, some, by = seen["pass_at_1"], seen["pass_at_g"], f" (measured by {seen['measured_by']})" if "measured_by" in seen else ""
+    say(f"before training, {n} prompts x {size}: pass@1 {one:.3f}, pass@{size} {some:.3f}, groups with signal {signal:.0%}{by}")
     if signal < check.min_share and not force:
         failures = "".join(f"; {problem}" for problem in parts.source.scorer.problems())
         raise BadInput(
@@ -509,6 +531,29 @@ def before_the_first_step(parts: Parts, judge: Evaluate, folder: RunFolder, forc
             "rl_strategy.group_size or rollout.max_new_tokens",
             "the recipe, or --force to train anyway",
         )
+
+
+def untouched(parts: Parts, name: str, say: Say) -> dict[str, Any]:
+    """The model before its first step, held out: the `baseline` event."""
+    result, recipe = measure(parts, f"{name}#0"), parts.recipe
+    say(f"untouched model, held out: {result.sentence()}")
+    limit = recipe.evaluation.max_new_tokens or recipe.rollout.max_new_tokens
+    return {"limit_tokens": limit, **{k.removeprefix("eval/"): v for k, v in result.metrics().items()}}
+
+
+def signal_of(source: RolloutSource, prompts: int) -> dict[str, Any]:
+    """Answers to the first training prompts, scored as in training: the `signal_check` event."""
+    n = min(prompts, len(source.cursor.prompts))
+    draws = [Draw(f"signal/{d.uid}", d.prompt, d.epoch) for d in source.cursor.peek(n)]
+    groups, _ = source.scorer.score(source.sample(draws, source.params))
+    values = [[s.value for s in g.scores if s.value is not None] for g in groups]
+    metrics = [[s.metric for s in g.scores if s.metric is not None] for g in groups]
+    if source.params.n == 1:  # one answer a prompt is compared with those to other prompts
+        values = [[x for v in values for x in v]]
+    signal = statistics.fmean(len(v) > 1 and max(v) - min(v) > 1e-8 for v in values)
+    one = statistics.fmean(m > 0 for ms in metrics for m in ms) if any(metrics) else float("nan")
+    some = statistics.fmean(any(m > 0 for m in ms) for ms in metrics)
+    return {"prompts": n, "pass_at_1": one, "pass_at_g": some, "signal_frac": signal}
 
 
 def leave(save: Save, source: Interruptible, stopped: GivenUp) -> Interrupted:

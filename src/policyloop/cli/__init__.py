@@ -23,7 +23,7 @@ CALLED = "policyloop.called"
 
 # verb -> module:function and its one line of help; the order is that of a first visit
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("demo:demo", "The main job on a real model: measure, train GRPO and GFPO, compare, report, ask."),
+    "demo": ("demo:demo", "The whole circle on a real model: measure, train, compare, gate, store, serve, feed back."),
     "init": ("show:init", "Write a recipe to start from."),
     "show": ("show:show", "Resolve a recipe; --plan foresees the run."),
     "train": ("train:train", "Train from a recipe; resumable at any moment."),

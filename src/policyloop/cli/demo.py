@@ -1,60 +1,72 @@
-"""`policyloop demo`: the main job end to end. Measure the untouched model, train GRPO, train GFPO from the same start, compare, report, ask.
+"""`policyloop demo`: the main job end to end. Measure the untouched model, train GRPO, train GFPO from the same start, compare, report; then the
+rest of the circle (`circle.py`): the better run is gated, stored, served, asked and told what was right.
 
 `--tiny` does the same on the tiny model: no download, a supervised start first.
 """
 
 from __future__ import annotations
 
-import time
+import gc
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from policyloop.cli.circle import Clock, around
 
 TEST_SEED = 20_261_130  # of the held-out texts of the demo's comparison; nothing was tuned on it
 
 
 def demo(
     folder: Annotated[Path, typer.Option("--run", help="Where the runs go.")] = Path("runs"),
-    tiny: Annotated[bool, typer.Option("--tiny", help="The tiny model: no download, about two minutes.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The tiny model: no download, a supervised start first.")] = False,
     prompts: Annotated[int, typer.Option("--prompts", help="Held-out problems of the comparison.")] = 200,
     steps: Annotated[
         int | None, typer.Option("--steps", help="Training steps of each run (default: 12, tiny: the recipe's).")
     ] = None,
 ) -> None:
-    """The main job on a real model: measure, train GRPO and GFPO, compare, report, ask."""
+    """The whole circle on a real model: measure, train GRPO and GFPO, compare, report; gate, store, serve, ask, feed back."""
     from policyloop.cli.show import RECIPES
 
-    began = time.monotonic()
+    clock = Clock()
     steps = steps or (None if tiny else 12)
     names = ("tiny-grpo", "tiny-gfpo") if tiny else ("word-problems-grpo", "word-problems-gfpo")
-    start = _supervised(RECIPES, folder) if tiny else None
+    start = _supervised(RECIPES, folder, clock) if tiny else None
     recipes = {name: _recipe(RECIPES / f"{name}.yaml", start, steps) for name in names}
-    first = recipes[names[0]]
-    base = first.model.base_model_path
+    first, runs = recipes[names[0]], {name: folder / f"demo-{name}" for name in names}
     limits = (64,) if tiny else (128, first.rollout.max_new_tokens)
-    print(f"\n== the untouched model, {prompts} held-out problems that no training text asks ==")
-    before = _evaluations(base, first, prompts, limits)
-    after = {name: _train(name, recipe, folder, prompts, limits) for name, recipe in recipes.items()}
-    _compare(before, after, limits, tiny)
-    _report_and_ask([folder / f"demo-{n}" for n in names], recipes[names[1]], tiny)
-    print(f"\nthe whole demo took {(time.monotonic() - began) / 60:.1f} minutes")
+    with clock.stage(f"the untouched model, {prompts} held-out problems that no training text asks"):
+        before = _evaluations(first.model.base_model_path, first, prompts, limits)
+    after = {}
+    for name, recipe in recipes.items():
+        with clock.stage(name):
+            policy = _train(recipe, runs[name], None if name == names[0] else runs[names[0]])
+            after[name] = _evaluations(policy, recipe, prompts, limits)
+    with clock.stage("comparison"):
+        _compare(before, after, limits)
+        _report(list(runs.values()), folder)
+    better = max(names, key=lambda name: _own_figure(runs[name]))
+    sides = before[limits[0]], after[better][limits[0]]
+    around(clock, folder, recipes[better], runs[better], *sides, name="demo-tiny" if tiny else "demo", seed=TEST_SEED)
 
 
 def _recipe(path: Path, start: Path | None, steps: int | None) -> Any:
+    """The demo's recipe. With `steps` given it is evaluated twice, before and after: the comparison on other problems follows anyway."""
     from policyloop.recipe import load
 
-    overrides = [f"training.steps={steps}"] if steps else []
+    overrides = [f"training.steps={steps}", f"evaluation.every={steps}"] if steps else []
     return load(path, [*overrides, *([f"model.base_model_path={start}"] if start else [])])
 
 
-def _supervised(recipes: Path, folder: Path) -> Path:
+def _supervised(recipes: Path, folder: Path, clock: Clock) -> Path:
     """The tiny model's supervised start: its policy folder."""
     from policyloop.recipe import load
     from policyloop.run import start
 
-    print("== a supervised start for the tiny model ==")
-    return start(load(recipes / "tiny-sft.yaml"), folder / "demo-tiny-sft", resume="auto", say=_sparse).policy_path
+    with clock.stage("a supervised start for the tiny model"):
+        run = start(load(recipes / "tiny-sft.yaml"), folder / "demo-tiny-sft", resume="auto", say=_sparse)
+        run.close()
+        return run.policy_path
 
 
 def _sparse(line: str) -> None:
@@ -78,39 +90,40 @@ def _evaluations(model: str, recipe: Any, prompts: int, limits: tuple[int, ...])
     return by_limit
 
 
-def _train(name: str, recipe: Any, folder: Path, prompts: int, limits: tuple[int, ...]) -> dict[int, Any]:
+def _train(recipe: Any, path: Path, like: Path | None) -> str:
+    """Its policy as a MODEL. The second run starts where the first one did, so what that one measured before its first step holds for it."""
     from policyloop.run import start
 
-    print(f"\n== {name} ==", flush=True)
-    run = start(recipe, folder / f"demo-{name}", resume="auto")
-    return _evaluations(str(run.policy_path), recipe, prompts, limits)
+    run = start(recipe, path, resume="auto", like=like)
+    policy = str(run.policy_path)
+    run.close()
+    del run
+    gc.collect()  # model, optimizer and engine hold each other: the next ones would come on top of them
+    return policy
 
 
-def _compare(before: dict[int, Any], after: dict[str, dict[int, Any]], limits: tuple[int, ...], tiny: bool) -> None:
+def _compare(before: dict[int, Any], after: dict[str, dict[int, Any]], limits: tuple[int, ...]) -> None:
     """Against the untouched model at the generous limit first: answering in one short line is part of any gain at the tight one."""
     from policyloop.evaluation.compare import compare
 
     for limit in limits:
         for name, found in after.items():
-            print(f"\n== {name} against the untouched model, limit {limit} tokens, same problems ==")
+            print(f"\n{name} against the untouched model, limit {limit} tokens, same problems")
             print("\n".join(compare(before[limit], found[limit]).lines()))
     (first, one), (second, other) = after.items()
-    print(f"\n== {second} against {first} ==")
+    print(f"\n{second} against {first}")
     print("\n".join(compare(one[limits[0]], other[limits[0]]).lines()))
 
 
-def _report_and_ask(runs: list[Path], recipe: Any, tiny: bool) -> None:
-    from policyloop.engine import Request
-    from policyloop.evaluation.model import open_model
+def _report(runs: list[Path], folder: Path) -> None:
     from policyloop.evaluation.report import write_report
-    from policyloop.tasks import load_task
-    from policyloop.types import SamplingParams
 
-    print(f"\nreport: {write_report(runs, runs[0].parent / 'demo-report.html')}")
-    task = load_task(recipe.data, recipe.training.seed)
-    question = task.held_out(TEST_SEED)[0]
-    model = open_model(str(runs[-1]), template=recipe.model.template)
-    params = SamplingParams(max_new_tokens=64, temperature=0.0)
-    (answer,) = model.engine.run([Request("demo", model.renderer.prompt_ids(question), params)])
-    shown = question.text or "\n".join(m.content for m in question.messages or ())
-    print(f"\nasked   {shown!r}\nanswer  {answer.text.strip()!r} (right: {question.target})")
+    print(f"\nreport: {write_report(runs, folder / 'demo-report.html')}", flush=True)
+
+
+def _own_figure(run: Path) -> float:
+    """By what a run is chosen: its own held-out figure, never the problems of the comparison, which would flatter the chosen one."""
+    from policyloop.training.folder import RunFolder
+
+    figures = [row.get("eval/accuracy") for row in RunFolder(run).rows("events.jsonl") if row["kind"] == "evaluation"]
+    return figures[-1] or 0.0 if figures else 0.0
