@@ -149,8 +149,6 @@ def _followed(request: str, store: Path) -> None:
 
 def _summary(clock: Clock, folder: Path, recipe: Any, run: Path, version: Any, report: Any, request: str) -> None:
     """The circle that was run, and what one types next."""
-    from policyloop.cli import VERBS
-
     store, task = folder / "demo-store", recipe.data.task
     standing = "stable" if report.verdict == "SHIP" else "candidate, not promoted"
     print(f"\n== the circle, {minutes(clock.elapsed_s)} minutes ==")
@@ -162,7 +160,7 @@ def _summary(clock: Clock, folder: Path, recipe: Any, run: Path, version: Any, r
         ("fed back", f"the right answer to {request}, in the journal"),
     ):
         print(f"{what:9} {how}")
-    print("\nwhat to type next (the report is a page for any browser: " + f"{folder / 'demo-report.html'})")
+    print(f"\nopen {folder / 'demo-report.html'} in a browser; what to type next:")
     print(f"export POLICYLOOP_STORE={store}")
     model, column = f"{version.name}@{'stable' if report.verdict == 'SHIP' else 'candidate'}", 62
     for command, why in (
@@ -170,8 +168,8 @@ def _summary(clock: Clock, folder: Path, recipe: Any, run: Path, version: Any, r
         (f"policyloop serve {model} --journal {folder / 'demo-journal'}", "keep it running"),
         (f"policyloop export {model} --to {folder / 'demo-bundle'}", "a folder that stands alone"),
         (f"policyloop trace {version}", "where it comes from"),
-        (f"policyloop collect curate --held-out {task}", "feedback to a training set (it keeps held-out questions out)"),
+        (f"policyloop collect curate --held-out {task}", "feedback to a training set; the question above is held out and stays out"),
         ("policyloop improve CONFIG", "the whole circle again, by itself (docs/improve.md)"),
-        *([("policyloop ui", "all of this in a browser")] if "ui" in VERBS else []),
+        (f"policyloop ui {folder}", "all of this in a browser, http://127.0.0.1:8090"),
     ):
         print(f"{command:{column}}  {why}")
