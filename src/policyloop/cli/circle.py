@@ -168,7 +168,10 @@ def _summary(clock: Clock, folder: Path, recipe: Any, run: Path, version: Any, r
         (f"policyloop serve {model} --journal {folder / 'demo-journal'}", "keep it running"),
         (f"policyloop export {model} --to {folder / 'demo-bundle'}", "a folder that stands alone"),
         (f"policyloop trace {version}", "where it comes from"),
-        (f"policyloop collect curate --held-out {task}", "feedback to a training set; the question above is held out and stays out"),
+        (
+            f"policyloop collect curate --held-out {task}",
+            "feedback to a training set; the question above is held out and stays out",
+        ),
         ("policyloop improve CONFIG", "the whole circle again, by itself (docs/improve.md)"),
         (f"policyloop ui {folder}", "all of this in a browser, http://127.0.0.1:8090"),
     ):
