@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from policyloop.journal.redact import Redactor
 from policyloop.journal.segments import decode, encode, rows_of
 from policyloop.journal.shipping import Shelf
 from policyloop.journal.writer import Journal, redact_record, ship_left_behind
+from policyloop.types import SamplingParams
 
 NOW = time.time()
 
@@ -61,6 +63,9 @@ def test_what_personal_data_was_cut_out_of_loses_ids_and_logprobs() -> None:
     assert clean.redacted and clean.text == "write to [email]" and clean.tokens == 2
     assert clean.token_ids == clean.prompt_token_ids == clean.logprobs == []
     assert redact_record(Record.of(exchange("r2")), redactor).token_ids == [7, 8]
+    served = asdict(SamplingParams(max_new_tokens=8, temperature=0.0))  # as a server hands it over: tuples, nothing personal
+    clean = redact_record(Record.of(exchange("r2", sampling=served)), redactor)
+    assert clean.token_ids == [7, 8] and not clean.redacted
     unseen = redact_record(Record.of(exchange("r3", text="")), redactor)  # ids that nobody can look at
     assert unseen.redacted and unseen.token_ids == []
     stop = redact_record(Record.of(exchange("r4", sampling={"stop": ["a@b.org"]})), redactor)

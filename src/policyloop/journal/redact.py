@@ -159,13 +159,13 @@ class Redactor:
         return self.pieces([text])[0][0]
 
     def anything(self, value: Any) -> Any:
-        """Every text inside a JSON value, its keys included."""
+        """Every text inside a JSON value, its keys included; where there is nothing to cut out the result equals what came in."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
             return {self.text(str(k)): self.anything(v) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self.anything(v) for v in value]
+            return type(value)(self.anything(v) for v in value)
         return value
 
     def name(self, value: str) -> str:
