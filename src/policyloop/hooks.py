@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from policyloop.engine import Weights
+from policyloop.errors import NotFound
 from policyloop.loop import Step, Stop
 from policyloop.models.memory import peak_rss_bytes
 from policyloop.monitor.guards import FACTORS, LEAST, MOST, Finding
@@ -33,6 +34,7 @@ from policyloop.rollout.source import Source
 from policyloop.training import HealthSettings
 from policyloop.training.checkpoint import Checkpoint, Checkpoints
 from policyloop.training.folder import RunFolder
+from policyloop.training.ranks import Ranks
 from policyloop.training.trainer import Trainer
 from policyloop.types import Group, Progress
 
@@ -269,6 +271,7 @@ class Health:
     def _best(self, finding: Finding) -> Stop:
         """Go back to the best checkpoint: later ones are set aside. Without one that beats the start the run has failed."""
         self.checkpoints.wait()
+        self.trainer.ranks.meet()
         best = self.checkpoints.best()
         border = self.watch.border
         if best is None or (border is not None and self.watch.sign * (best.score or 0.0) < border):
@@ -276,7 +279,7 @@ class Health:
         return Stop(f"{finding.sentence} (the checkpoint of step {best.step} is restored)", restore=best.step)
 
     def _last_good(self) -> None:
-        good = self.checkpoints.latest()
+        good = newest(self.checkpoints, self.trainer.ranks)
         if good is not None:
             self.trainer.load(good.files())
         where = "no checkpoint was there to restore" if good is None else f"the checkpoint of step {good.step} was restored"
@@ -291,6 +294,8 @@ def dump_bad(folder: RunFolder) -> Callable[[Mapping[str, Any]], None]:
     """Where a refused update's rows are written: `bad/<step>-<update>.json`."""
 
     def dump(info: Mapping[str, Any]) -> None:
+        if not folder.writes:
+            return
         target = folder.path / "bad"
         target.mkdir(exist_ok=True)
         (target / f"{info['step'] + 1:08d}-{info['update']}.json").write_text(json.dumps(info))
@@ -304,10 +309,15 @@ def dump_bad(folder: RunFolder) -> Callable[[Mapping[str, Any]], None]:
 
 class Signals:
     """SIGTERM and SIGINT: while sampling, the step is given up at once (nothing has changed yet); during an update it is finished first.
-    Either way a checkpoint follows and the run leaves with exit code 75. A second signal leaves at once."""
+    Either way a checkpoint follows and the run leaves with exit code 75. A second signal leaves at once.
 
-    def __init__(self) -> None:
+    With several ranks a signal to any of them counts for all, from the next moment at which they `agree` (the start of a step and
+    its end): until then nobody acts on it, and a second one is taken for the launcher's echo of the first."""
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks or Ranks()
         self.received: str | None = None
+        self.pending: str | None = None
         self.sampling = self.in_sampling_when_received = False
 
     @contextmanager
@@ -322,7 +332,15 @@ class Signals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def agree(self) -> None:
+        """A collective: what any rank was told is known to all."""
+        told = next((t for t in self.ranks.gather(self.pending) if t), None)
+        self.received = self.received or told
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.ranks.world > 1:
+            self.pending = signal.Signals(number).name
+            return
         if self.received is not None:
             os._exit(75)
         self.received = signal.Signals(number).name
@@ -333,6 +351,18 @@ class Signals:
 
 class GivenUp(BaseException):
     """Raised inside sampling by a signal. A BaseException, so that no reward's `except Exception` swallows it."""
+
+
+@dataclass
+class Agree:
+    """The first hook: rank 0's figures and what any rank was told become everyone's, so that every later hook decides alike."""
+
+    ranks: Ranks
+    signals: Signals
+
+    def __call__(self, step: Step) -> None:
+        self.signals.agree()
+        step.metrics.update(self.ranks.led(lambda: dict(step.metrics)))
 
 
 @dataclass
@@ -354,9 +384,11 @@ class Interruptible:
 
     def next(self, progress: Progress) -> list[Group]:
         self.before, self.progress = self.inner.state(), progress
+        self.signals.agree()
         self.signals.sampling = True
         try:
             if self.signals.received:
+                self.signals.in_sampling_when_received = True
                 raise GivenUp(self.signals.received)
             return self.inner.next(progress)
         finally:
@@ -406,6 +438,20 @@ class Save:
         self.checkpoints.save(progress.step, {**self.trainer.files(), "state.json": json.dumps(state).encode()}, score)
         self.saved = progress.step
         self.folder.event("save", progress.step, score=score)
+
+
+def newest(checkpoints: Checkpoints, ranks: Ranks) -> Checkpoint | None:
+    """The last whole checkpoint, the same one on every rank (the folder is shared). Errors: NotFound where a rank does not see it."""
+    checkpoints.wait()
+    step = ranks.led(lambda: None if (found := checkpoints.latest()) is None else found.step)
+    if step is None:
+        return None
+    seen = next((c for c in checkpoints.all() if c.step == step), None)
+    if not all(ranks.gather(seen is not None)):
+        raise NotFound(
+            f"a rank does not see the checkpoint of step {step}", "a run folder on storage that all machines share", "--run"
+        )
+    return seen
 
 
 def restore(checkpoint: Checkpoint, trainer: Trainer, source: Source, evaluate: Evaluate) -> tuple[Progress, dict[str, Any]]:

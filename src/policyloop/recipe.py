@@ -189,7 +189,7 @@ LIMITS: dict[str, tuple[tuple[Bound, float], ...]] = {
     "rollout.allocation.samples.rate": POSITIVE,
     "rollout.allocation.samples.least": SHARE,
     "rollout.explain_every": NATURAL,
-    **{f"training.{name}": POSITIVE for name in ("epochs", "lr", "eps", "max_grad_norm", "save_grace_s")},
+    **{f"training.{name}": POSITIVE for name in ("epochs", "lr", "eps", "max_grad_norm", "save_grace_s", "dist.timeout_s")},
     **{
         f"training.{name}": COUNT
         for name in ("steps", "prompts_per_step", "batch_size", "per_device_train_batch_size", "grad_accum")
@@ -210,7 +210,7 @@ LIMITS: dict[str, tuple[tuple[Bound, float], ...]] = {
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "rollout.save": ((False,), "false: this version keeps `samples/` only"),
     "rollout.max_lag": ((0,), "0: this version samples and trains in turn"),
-    "training.resources.gpus": ((None, 0, 1), "null, 0 or 1: this version trains in one process"),
+    "training.resources.gpus": ((None, 0, 1), "null, 0 or 1: a process has one; for several, start several (docs/scale.md)"),
 }
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ from policyloop.errors import BadInput, Interrupted, Problem
 from policyloop.evaluation.evaluate import Evaluation, evaluate
 from policyloop.evaluation.pairs import PairEvaluation, evaluate_pairs
 from policyloop.hooks import (
+    Agree,
     Console,
     Evaluate,
     GivenUp,
@@ -44,6 +45,7 @@ from policyloop.hooks import (
     Signals,
     dump_bad,
     group_figures,
+    newest,
     restore,
 )
 from policyloop.loop import Hook, Step, Stop, train
@@ -62,6 +64,7 @@ from policyloop.tasks import Task, load_task
 from policyloop.training.checkpoint import Checkpoints
 from policyloop.training.exporter import Exporter
 from policyloop.training.folder import RunFolder
+from policyloop.training.ranks import LedScorer, Ranks, SharedEngine, joined
 from policyloop.training.register import into_store, sources
 from policyloop.training.remote_critic import RemoteCritic
 from policyloop.training.sources import PairSource, SupervisedSource
@@ -110,9 +113,9 @@ class Run:
         return newest.path / "policy"
 
 
-def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> Parts:
+def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None, ranks: Ranks | None = None) -> Parts:
     """Load model, data, rewards and engine. Cheap checks (data, rewards, sizes) come before the model."""
-    settings = recipe.training
+    settings, ranks = recipe.training, ranks or Ranks()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
@@ -120,7 +123,7 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     for note in task.notes:
         say(f"data: {note}")
     prompts = task.train()
-    planned = plan(recipe, len(prompts))
+    planned = plan(recipe, len(prompts), ranks.world)
     scorer = Scorer.from_settings(recipe.rewards, grade=task.grade, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
     path = resolve(recipe.model.base_model_path)
     renderer = load_renderer(path, recipe.model.template)
@@ -130,15 +133,18 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
     if recipe.model.lora is None:  # a whole model goes without its base, so its tokenizer travels along
         policy.extra = renderer.files()
     say(f"model {recipe.model.base_model_path}: {policy.trainable_count():,} of {policy.parameter_count():,} parameters train")
-    engine = None if recipe.rl_strategy.whole_groups else engine_of(recipe, path, name, policy)  # pairs are compared, not sampled
+    engine = (
+        None if recipe.rl_strategy.whole_groups else engine_of(recipe, path, name, policy, ranks)
+    )  # pairs are compared, not sampled
     trainer = Trainer(
         policy,
         recipe.rl_strategy,
         settings,
         temperature=recipe.rollout.temperature or 1.0,
         lr=planned.lr,
-        critic=critic_of(recipe) if recipe.rl_strategy.needs_critic else None,
+        critic=critic_of(recipe, ranks) if recipe.rl_strategy.needs_critic else None,
         critic_warmup=recipe.model.critic.warmup_steps,
+        ranks=ranks,
     )
     size, seed = planned.prompts_per_step, settings.seed
     source: Source
@@ -152,7 +158,7 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None) -> P
             prompts,
             engine,
             renderer,
-            scorer,
+            scorer if ranks.world == 1 else LedScorer(scorer, ranks),
             params,
             per_step=size,
             seed=seed,
@@ -172,17 +178,21 @@ def policy_of(recipe: Recipe) -> PolicyModel:
     return load_policy(recipe.model, t.precision, device, t.seed, supervised=supervised, micro_batch_tokens=budget)
 
 
-def engine_of(recipe: Recipe, path: Path, name: str, policy: PolicyModel) -> Engine:
-    """What samples, with the base's own weights as version `<name>#0`."""
+def engine_of(recipe: Recipe, path: Path, name: str, policy: PolicyModel, ranks: Ranks) -> Engine:
+    """What samples, with the base's own weights as version `<name>#0`; with several ranks each answers its share."""
     options = dict(recipe.rollout.engine_options)
     spec = EngineSpec(str(path), f"{name}#0", engine_dtype(recipe, policy), policy.device_name, options)
-    return ENGINES[recipe.rollout.engine](spec)
+    engine = ENGINES[recipe.rollout.engine](spec)
+    return engine if ranks.world == 1 else cast(Engine, SharedEngine(engine, ranks))
 
 
-def critic_of(recipe: Recipe) -> Critic:
-    """The critic beside the policy, of the same precision on the same device; or the one that value services hold."""
+def critic_of(recipe: Recipe, ranks: Ranks) -> Critic:
+    """The critic beside the policy, of the same precision on the same device (every rank's learns from all rows); or the one that value
+    services hold."""
     t, service = recipe.training, recipe.model.critic.service
     if service:
+        if ranks.world > 1:
+            raise BadInput(f"{ranks.world} ranks would teach one value service", "a critic in process", "model.critic.service")
         return RemoteCritic(service, recipe.model.critic.service_timeout_s)
     return load_critic(recipe.model, recipe.model.critic, t.precision, device_of(recipe), t.seed, t.micro_batch_tokens)
 
@@ -248,13 +258,17 @@ def start(
 ) -> Run:
     """Train from a recipe into `path`. `like`: a run from the same start; what it measured before its first step is not measured again
     where only the algorithm differs. Errors: BadInput, Problem (a guard ended the run), Interrupted (a checkpoint was saved)."""
-    with closing(Exporter(recipe.monitor, path.name)) as exporter:  # a taken port is told before anything is written
-        folder, resuming = open_folder(recipe, path, resume, say)
-        try:
-            with Signals().listen() as signals:
-                return _start(recipe, folder, resuming, force, say, task, signals, exporter, like)
-        finally:
-            folder.unlock()
+    with joined(recipe.training.dist, device_of(recipe)) as ranks:
+        monitor = recipe.monitor if ranks.leader else dataclasses.replace(recipe.monitor, metrics_port=None, push_url=None)
+        with closing(Exporter(monitor, path.name)) as exporter:  # a taken port is told before anything is written
+            folder, resuming = open_folder(recipe, path, resume, say) if ranks.leader else (RunFolder(path, writes=False), False)
+            try:
+                with Signals(ranks).listen() as signals:
+                    resuming = ranks.led(lambda: resuming)
+                    talk = say if ranks.leader else lambda line: None
+                    return _start(recipe, folder, resuming, force, talk, task, signals, exporter, like)
+            finally:
+                folder.unlock()
 
 
 def _start(
@@ -268,7 +282,8 @@ def _start(
     exporter: Exporter,
     like: Path | None,
 ) -> Run:
-    parts = assemble(recipe, folder.path.name, say, task)
+    ranks = signals.ranks
+    parts = assemble(recipe, folder.path.name, say, task, ranks)
     for line in parts.plan.lines():
         say(line)
     parts.trainer.on_bad = dump_bad(folder)
@@ -281,6 +296,7 @@ def _start(
         second=s.second_destination,
         asynchronous=s.async_save,
         on_event=lambda kind, info: folder.event(kind, 0, **info),
+        writes=ranks.leader,
     )
     source = Interruptible(parts.source, signals)
     judge = evaluation_hook(parts, folder)
@@ -291,10 +307,13 @@ def _start(
             progress = resume_from(checkpoints, parts, source, judge, folder, progress, say)
         if progress.step == 0:
             before_the_first_step(parts, judge, folder, force, say, known_from(like, recipe))
+        ranks.meet()  # what rank 0 has written so far is read by all
         hooks = hooks_of(parts, folder, checkpoints, judge, save, exporter, say)
         progress = train(source, parts.trainer, progress, name=folder.path.name, hooks=hooks)
     except GivenUp as stopped:
-        raise leave(save, source, stopped) from None
+        interrupted = leave(save, source, stopped)
+        ranks.meet()  # launchers end all ranks when the first leaves
+        raise interrupted from None
     except Stop as stopped:
         checkpoints.wait()
         progress = stopped.progress or progress
@@ -305,18 +324,20 @@ def _start(
             progress = back_to(checkpoints, stopped.info["restore"], parts, source, judge)
         say(f"stopped early: {stopped.reason}")
     checkpoints.wait()
-    parts.renderer.save(folder.path / "renderer")
+    if ranks.leader:
+        parts.renderer.save(folder.path / "renderer")
     if isinstance(parts.policy, RewardModel):
         save_reward_model(parts, parts.policy, folder, progress, say)
-    if recipe.store is not None:
+    if recipe.store is not None and ranks.leader:
         into_store(recipe.store, folder, say)
+    ranks.meet()
     return Run(folder.path, parts, progress)
 
 
 def back_to(checkpoints: Checkpoints, step: int, parts: Parts, source: Source, judge: Evaluate) -> Progress:
     """A guard gives the run back to an earlier checkpoint: later ones are set aside, so that every MODEL of this run is that one."""
     checkpoints.set_aside(step)
-    chosen = checkpoints.latest()
+    chosen = newest(checkpoints, parts.trainer.ranks)
     assert chosen is not None and chosen.step == step
     return restore(chosen, parts.trainer, source, judge)[0]
 
@@ -329,7 +350,12 @@ def save_reward_model(parts: Parts, model: RewardModel, folder: RunFolder, progr
     known = {k.removeprefix("eval/"): v for k, v in result.metrics().items()}
     spread = {"mean": statistics.fmean(scores), "std": statistics.pstdev(scores)} if scores else {"mean": 0.0, "std": 1.0}
     model.about = {**spread, "held_out": known, "run": folder.path.name, "step": progress.step}
-    model.save(folder.path / "reward_model")
+    files = model.files()  # on every rank: a sharded model is put together
+    if not folder.writes:
+        return
+    (folder.path / "reward_model").mkdir(exist_ok=True)
+    for name, data in files.items():
+        (folder.path / "reward_model" / name).write_bytes(data)
     say(f"reward model: {folder.path / 'reward_model'}, held out: {result.sentence()}")
 
 
@@ -373,6 +399,7 @@ MAY_CHANGE = (
     "training.async_save",
     "training.second_destination",
     "training.save_grace_s",
+    "training.dist.",
     "training.micro_batch_tokens",
     "training.max_grad_norm",
     "evaluation.",
@@ -420,7 +447,7 @@ def evaluation_hook(parts: Parts, folder: RunFolder) -> Evaluate:
     s = parts.recipe.evaluation
 
     def found(version: str) -> dict[str, float]:
-        return measure(parts, version).metrics()
+        return parts.trainer.ranks.led(measure(parts, version).metrics)  # measured by all, said by one
 
     patience = parts.recipe.training.early_stop
     return Evaluate(found, folder, s.every, s.metric, s.better == "higher", patience, folder.path.name, s.target)
@@ -431,7 +458,7 @@ def hooks_of(
 ) -> Sequence[Hook]:
     """The order matters: evaluation before the metrics line, the line before the checkpoint that claims it, stops last."""
     recipe = parts.recipe
-    log = open_trackers(recipe.monitor.trackers, recipe.monitor.project, folder.path, tree_of(recipe))
+    log = open_trackers(recipe.monitor.trackers if folder.writes else (), recipe.monitor.project, folder.path, tree_of(recipe))
     samples = Samples(folder, parts.trainer, parts.renderer, recipe.rollout.samples, recipe.rollout.explain_every)
     start = next((e for e in folder.rows("events.jsonl") if e["kind"] == "baseline"), None)
     watch = Watch(recipe.training.health, recipe.evaluation.metric, recipe.evaluation.better == "higher", start)
@@ -449,6 +476,7 @@ def hooks_of(
             exporter.saved()
 
     return [
+        Agree(save.signals.ranks, save.signals),
         judge,
         samples,
         group_figures,
@@ -468,18 +496,18 @@ def resume_from(
     checkpoints: Checkpoints, parts: Parts, source: Source, judge: Evaluate, folder: RunFolder, planned: Progress, say: Say
 ) -> Progress:
     """Back to the newest whole checkpoint; metrics and samples are cut back to its step."""
-    newest = checkpoints.latest()
-    folder.cut(-1 if newest is None else newest.step)
-    if newest is None:
+    last = newest(checkpoints, parts.trainer.ranks)
+    folder.cut(-1 if last is None else last.step)
+    if last is None:
         say("no whole checkpoint: starting from step 0")
         return planned
-    saved, state = restore(newest, parts.trainer, source, judge)
+    saved, state = restore(last, parts.trainer, source, judge)
     if state["threads"] != torch.get_num_threads():
         say(f"warning: saved with {state['threads']} threads, now {torch.get_num_threads()}: not bit for bit the same")
     progress = dataclasses.replace(saved, steps=planned.steps, updates=planned.updates)
     if parts.source.wants_weights:
         parts.source.publish(parts.trainer.weights(f"{folder.path.name}#{progress.step}"))
-    folder.event("resume", progress.step, checkpoint=newest.path.name)
+    folder.event("resume", progress.step, checkpoint=last.path.name)
     say(f"resumed at step {progress.step} of {progress.steps}")
     return progress
 
@@ -513,8 +541,9 @@ def before_the_first_step(
         parts.source.publish(parts.trainer.weights(f"{folder.path.name}#0"))
     if judge.every:
         found = known.get("baseline") or untouched(parts, folder.path.name, say)
-        folder.event("baseline", 0, **found)
-        judge.best = found.get(judge.metric)
+        agreed = parts.trainer.ranks.led(lambda: found)
+        folder.event("baseline", 0, **agreed)
+        judge.best = agreed.get(judge.metric)
     check = recipe.training.signal_check
     if check is None or not isinstance(parts.source, RolloutSource):
         return

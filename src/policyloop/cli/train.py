@@ -23,6 +23,11 @@ def train(
     seed: Annotated[int | None, typer.Option("--seed", help="training.seed")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Several runs, one after another: 0,1,2.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if almost no group has signal.")] = False,
+    launcher: Annotated[str, typer.Option("--launcher", help="local: this process; torchrun: --ranks processes.")] = "local",
+    ranks: Annotated[int, typer.Option("--ranks", help="Processes that --launcher torchrun starts on this machine.")] = 1,
+    local_rank: Annotated[
+        int | None, typer.Option("--local-rank", help="Accepted: launchers add it (LOCAL_RANK decides).")
+    ] = None,
 ) -> int:
     """Train from CONFIG. Exit codes: 0 done, 1 failed, 2 bad input, 75 interrupted and resumable."""
     flags = {
@@ -34,6 +39,29 @@ def train(
         "training.seed": seed,
     }
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+    from policyloop.launch import LAUNCHERS, Launch, is_rank, noting_exit
+
+    if launcher not in LAUNCHERS:
+        from policyloop.errors import BadInput
+
+        raise BadInput(f"--launcher {launcher}", ", ".join(LAUNCHERS), "--launcher")
+    begin = LAUNCHERS[launcher]
+    if begin is not None and not is_rank():
+        from policyloop.recipe import load
+
+        port = load(
+            config, overrides
+        ).training.dist.master_port  # what is wrong with the recipe is said once, before any rank starts
+        more = [("--run", run), ("--resume", resume), ("--seeds", seeds)]
+        flags_on = [x for name, value in more if value is not None for x in (name, str(value))]
+        sets = [x for o in overrides for x in ("--set", o)]
+        return begin(["train", str(config), *sets, *flags_on, *(["--force"] if force else [])], Launch(ranks, port))
+    with noting_exit():
+        return here(config, overrides, run, resume, seeds, force)
+
+
+def here(config: Path, overrides: list[str], run: Path | None, resume: str, seeds: str | None, force: bool) -> int:
+    """In this process."""
     from policyloop.cli.console import printer
     from policyloop.recipe import load
     from policyloop.run import start

@@ -26,6 +26,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -37,6 +38,7 @@ from policyloop.models.head import Head, TokenLogprobs
 from policyloop.models.lora import quicken
 from policyloop.models.memory import Need, available_bytes
 from policyloop.models.pack import pack
+from policyloop.models.sharded import fill, piece, whole
 from policyloop.models.template import load_renderer
 from policyloop.types import Outputs, Packed
 
@@ -141,6 +143,9 @@ class PolicyModel(nn.Module):
                     yield
                 return
             copy = self.anchor or self._start_weights()
+            if any(isinstance(p, DTensor) for _, p in self.trainable()):
+                yield from self._overwritten(copy)
+                return
             own = {name: p.data for name, p in self.trainable()}
             try:
                 for name, p in self.trainable():
@@ -149,6 +154,17 @@ class PolicyModel(nn.Module):
             finally:
                 for name, p in self.trainable():
                     p.data = own[name]
+
+    def _overwritten(self, copy: Mapping[str, Tensor]) -> Iterator[None]:
+        """Sharded weights keep their memory (FSDP holds on to it), so the reference is copied in and the policy back."""
+        own = {name: piece(p).clone() for name, p in self.trainable()}
+        try:
+            for name, p in self.trainable():
+                fill(p, copy[name])
+            yield
+        finally:
+            for name, p in self.trainable():
+                piece(p).copy_(own[name])
 
     def sync_reference(self) -> None:
         """The reference becomes a copy of the policy as it is now (reference_model_freeze: false)."""
@@ -176,11 +192,11 @@ class PolicyModel(nn.Module):
         """kind, tensors by name (copies), LoRA scaling, digest of the base: what an engine needs to become this policy."""
         base = base_digest(self.base_path)
         if not isinstance(self.model, PeftModel):
-            return "full", {n: p.detach().clone() for n, p in self.causal.named_parameters()}, 1.0, base
+            return "full", {n: whole(p).clone() for n, p in self.causal.named_parameters()}, 1.0, base
         tensors = {}
         for name, p in self.trainable():
             module, _, kind = name.removeprefix("base_model.model.").partition(".lora_")
-            tensors[f"{module}.lora_{kind[0]}"] = p.detach().clone()
+            tensors[f"{module}.lora_{kind[0]}"] = whole(p).clone()
         config = cast(LoraConfig, self.model.peft_config["default"])
         return "lora", tensors, config.lora_alpha / config.r, base
 
@@ -195,10 +211,10 @@ class PolicyModel(nn.Module):
                 continue
             plain = name.replace(".base_layer.", ".")
             module = plain.removesuffix(".weight")
-            out[plain] = p.detach().clone()
+            out[plain] = whole(p).clone()
             if f"{module}.lora_A" in tensors:
                 delta = scaling * tensors[f"{module}.lora_B"].float() @ tensors[f"{module}.lora_A"].float()
-                out[plain] = (p.detach().float() + delta).to(p.dtype)
+                out[plain] = (whole(p).float() + delta).to(p.dtype)
         return out
 
     # --- files --------------------------------------------------------------------------------------------------------------
@@ -231,9 +247,8 @@ class PolicyModel(nn.Module):
             raise BadInput(
                 "the saved policy has other weights than this model", "a run of the same model and adapter", "the checkpoint"
             )
-        with torch.no_grad():
-            for name, value in found.items():
-                own[name].copy_(value)
+        for name, value in found.items():
+            fill(own[name], value)
         if "reference.safetensors" in files:
             self.anchor = {k: v.to(self.device_name) for k, v in load_tensors(files["reference.safetensors"]).items()}
 
@@ -249,7 +264,7 @@ class PolicyModel(nn.Module):
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> bytes:
-    return save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"format": "pt"})
+    return save_tensors({name: whole(t).cpu().contiguous() for name, t in tensors.items()}, metadata={"format": "pt"})
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------------

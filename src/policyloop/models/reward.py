@@ -27,6 +27,7 @@ from policyloop.models import LoraSettings, ModelSettings
 from policyloop.models.catalogue import resolve
 from policyloop.models.pack import Row, pack, split
 from policyloop.models.policy import PolicyModel, load_policy
+from policyloop.models.sharded import fill, whole
 from policyloop.models.template import Renderer, load_renderer
 from policyloop.types import Outputs, Packed, Prompt
 
@@ -86,7 +87,7 @@ class RewardModel(PolicyModel):
         return [*super().trainable(), *((f"score.{name}", p) for name, p in self.score.named_parameters())]
 
     def files(self) -> dict[str, bytes]:
-        head = {name: p.detach().cpu().contiguous() for name, p in self.score.named_parameters()}
+        head = {name: whole(p).cpu().contiguous() for name, p in self.score.named_parameters()}
         about = {"schema": 1, "base": str(self.base_path), **self.about}
         return {**super().files(), HEAD: save_tensors(head), ABOUT: json.dumps(about, indent=1, sort_keys=True).encode()}
 
@@ -94,7 +95,9 @@ class RewardModel(PolicyModel):
         super().load_files(files)
         if HEAD not in files:
             raise BadInput("the folder has no reward head", f"a reward model's folder with {HEAD}", "the reward model's folder")
-        self.score.load_state_dict(load_tensors(files[HEAD]))
+        found = load_tensors(files[HEAD])
+        for name, p in self.score.named_parameters():
+            fill(p, found[name])
 
 
 def lengths(packed: Packed) -> list[int]:

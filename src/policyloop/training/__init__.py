@@ -78,8 +78,17 @@ class ResourceSettings:
 
 @settings
 class DistSettings:
-    """master_port: the rendezvous (TCPStore) port of torch.distributed; NCCL opens further ports itself."""
+    """Several processes, started by torchrun or `train --launcher torchrun`; in one process nothing of this acts.
 
+    strategy: ddp = a whole model on every rank, fsdp2 = weights, gradients and optimizer in shards (`fully_shard`).
+    backend: auto = gloo on CPUs, nccl on GPUs. timeout_s: how long a rank waits for the others in one collective before the run ends;
+    longer than the longest held-out evaluation or reward time-out.
+    master_port: the rendezvous (TCPStore) port of torch.distributed; NCCL opens further ports itself.
+    """
+
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    backend: str = "auto"
+    timeout_s: float = 1800.0
     master_port: int = 29500
 
 

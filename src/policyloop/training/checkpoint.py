@@ -66,8 +66,9 @@ class Checkpoints:
         second: Path | str | None = None,
         asynchronous: bool = False,
         on_event: Callable[[str, dict[str, Any]], None] = lambda kind, info: None,
+        writes: bool = True,
     ) -> None:
-        self.root, self.second = root, second
+        self.root, self.second, self.writes = root, second, writes
         self.keep_last, self.keep_best, self.higher_is_better = max(1, keep_last), keep_best, higher_is_better
         self.asynchronous, self.on_event = asynchronous, on_event
         self._thread: threading.Thread | None = None
@@ -80,6 +81,8 @@ class Checkpoints:
         Errors: StoreError (quota, permission) with the previous checkpoint intact; an earlier background failure surfaces here.
         """
         self.wait()
+        if not self.writes:  # another rank of the run does
+            return
         if not self.asynchronous:
             self._save(step, files, score)
             return
@@ -117,7 +120,7 @@ class Checkpoints:
     def set_aside(self, after: int) -> None:
         """Checkpoints later than `after` move to `aside/` beside the root: kept for whoever looks into them, picked up by nothing."""
         aside = self.root.with_name("aside")
-        for checkpoint in self.all():
+        for checkpoint in self.all() if self.writes else ():
             if checkpoint.step > after:
                 aside.mkdir(exist_ok=True)
                 shutil.rmtree(aside / checkpoint.path.name, ignore_errors=True)

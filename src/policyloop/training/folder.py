@@ -28,10 +28,10 @@ from policyloop.store.durable import fsync_folder, replace_durably
 
 
 class RunFolder:
-    """One run's files. Only one process may write to it (a lock that dies with the process)."""
+    """One run's files. Only one process may write to it (a lock that dies with the process); `writes` False: another rank's, read only."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -72,14 +72,19 @@ class RunFolder:
         return json.loads((self.path / "manifest.json").read_bytes())
 
     def metrics(self, row: Mapping[str, float]) -> None:
-        append(self.path / "metrics.jsonl", row)
+        if self.writes:
+            append(self.path / "metrics.jsonl", row)
 
     def event(self, kind: str, step: int, **info: Any) -> None:
+        if not self.writes:
+            return
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         append(self.path / "events.jsonl", {"at": now, "step": step, "kind": kind, **info})
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One step's groups, one line each, as one step on disk."""
+        if not self.writes:
+            return
         (self.path / "samples").mkdir(exist_ok=True)
         lines = "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
         replace_durably(self.path / "samples" / f"{step:08d}.jsonl", lines.encode("utf-8", "surrogatepass"))
@@ -97,6 +102,8 @@ class RunFolder:
 
     def cut(self, step: int) -> None:
         """Back to `step`: later metrics, samples and events go, so that a resumed run writes them as if nothing had happened."""
+        if not self.writes:
+            return
         for name in ("metrics.jsonl", "events.jsonl"):
             kept = [row for row in self.rows(name) if row.get("step", 0) <= step]
             if (self.path / name).exists():

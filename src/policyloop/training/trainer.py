@@ -18,13 +18,15 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from policyloop.algorithms.loss import Stat
 from policyloop.algorithms.objective import ActorCritic, Objective, Repeating
@@ -35,8 +37,10 @@ from policyloop.errors import Problem
 from policyloop.models.critic import Critic
 from policyloop.models.pack import pack, split
 from policyloop.models.policy import PolicyModel, digest
+from policyloop.models.sharded import laid_out, whole
 from policyloop.rollout.batch import Tokens, to_batch
 from policyloop.training import TrainingSettings
+from policyloop.training.ranks import Ranks, without_sync
 from policyloop.types import Batch, Group, Outputs, Progress
 
 Stats = dict[str, Stat]
@@ -53,7 +57,8 @@ class Seen:
 
 
 class Trainer:
-    """Owns the optimizer and the order of one update; ranks and micro-batches sum (`all_sum` is the identity in one process)."""
+    """Owns the optimizer and the order of one update. Every rank gets all groups and learns from its share of their rows; ranks and
+    micro-batches sum."""
 
     def __init__(
         self,
@@ -65,11 +70,12 @@ class Trainer:
         lr: float | None = None,
         critic: Critic | None = None,
         critic_warmup: int = 0,
-        all_sum: Callable[[Tensor], Tensor] = lambda x: x,
+        ranks: Ranks | None = None,
         on_bad: Callable[[Mapping[str, Any]], None] = lambda info: None,
     ) -> None:
         self.policy, self.objective, self.settings = policy, objective, settings
-        self.temperature, self.all_sum, self.on_bad = temperature, all_sum, on_bad
+        self.temperature, self.ranks, self.on_bad = temperature, ranks or Ranks(), on_bad
+        self.module = self.ranks.wrap(policy)  # before the optimizer: sharding makes new parameters
         self.lr = lr if lr is not None else (settings.lr or 3e-5)
         self.names = [name for name, _ in policy.trainable()]
         self.parameters = [p for _, p in policy.trainable()]
@@ -96,7 +102,7 @@ class Trainer:
         marked = objective.mark(groups)
         batch, tokens = to_batch(marked)
         batch = self._measure(objective, batch, tokens)
-        batch = objective.prepare(batch, self.all_sum)
+        batch = objective.prepare(batch)
         assert batch.advantages_NT is None or not batch.advantages_NT.requires_grad
         self.seen = Seen(marked, _row_means(batch))
         stats: Stats = objective.describe(batch)
@@ -166,16 +172,30 @@ class Trainer:
     @torch.no_grad()
     def _logprobs(self, batch: Batch, tokens: Sequence[Tokens]) -> Tensor:
         out = torch.zeros(batch.mask_NT.shape, dtype=torch.float32)
-        for index in split([(t.group, t.prompt, t.completion) for t in tokens], self.budget):
-            outputs, width = self._forward(batch.rows(index), [tokens[i] for i in index], entropy=False)
-            out[index, :width] = outputs.logprobs_NT.float().cpu()
-        return out
+        for index, real in self._mine(tokens, list(range(len(tokens)))):
+            outputs, width = self._forward(self.policy, batch.rows(index), [tokens[i] for i in index], entropy=False)
+            if real:
+                out[index, :width] = outputs.logprobs_NT.float().cpu()
+        return self.ranks.total(out)
+
+    def _mine(self, tokens: Sequence[Tokens], rows: Sequence[int], whole_groups: bool = False) -> list[tuple[list[int], bool]]:
+        """This rank's micro-batches of `rows`. Every rank gets the same number (forwards and backwards of sharded models are in step);
+        False marks one that only fills up, whose result does not count."""
+        units = [[n] for n in rows]
+        if whole_groups:
+            units = [list(g) for _, g in groupby(rows, key=lambda n: tokens[n].group)]
+        sizes = [sum(len(tokens[n].prompt) + len(tokens[n].completion) for n in unit) for unit in units]
+        mine = [n for k in self.ranks.share(sizes) for n in units[k]]
+        inputs = [(tokens[n].group, tokens[n].prompt, tokens[n].completion) for n in mine]
+        parts = [[mine[i] for i in part] for part in split(inputs, self.budget, whole_groups=whole_groups)] if mine else []
+        missing = self.ranks.most(len(parts)) - len(parts)
+        return [*((part, True) for part in parts), *((units[0], False) for _ in range(missing))]
 
     def _step(
         self, objective: Objective, batch: Batch, tokens: list[Tokens], stats: Stats, progress: Progress
     ) -> tuple[str, float]:
         """One optimizer step: `ok`, `skipped` (no row has any term) or `nan` (not finite: dumped, weights untouched)."""
-        batch = objective.weigh(batch, self.all_sum)
+        batch = objective.weigh(batch)
         if (critic := self.critic) is not None:
             if not self._within_memory(lambda: self._teach(critic, objective, batch, tokens, stats)):
                 self._refuse(math.nan, math.nan, tokens, list(range(len(tokens))), progress)
@@ -190,7 +210,7 @@ class Trainer:
         loss, fresh = self._accumulate(objective, batch, tokens, rows)
         self.scaler.unscale_(self.optimizer)
         limit = self.settings.max_grad_norm
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf if limit is None else limit))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters, math.inf if limit is None else limit)))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._refuse(loss, norm, tokens, rows, progress)
             return "nan", norm if math.isfinite(norm) else float("nan")
@@ -239,26 +259,34 @@ class Trainer:
             except (RuntimeError, MemoryError) as problem:
                 if not out_of_memory(problem):
                     raise
+                if self.ranks.world > 1:  # the others are inside a collective by now: nothing can be done again
+                    given = f"rank {self.ranks.rank} ran out of memory at {self.budget} tokens a micro-batch"
+                    raise Problem(given, "less than that", "training.micro_batch_tokens") from problem
                 self._halve(problem)
 
     def _backward(self, objective: Objective, batch: Batch, tokens: list[Tokens], rows: list[int]) -> tuple[float, Stats]:
-        total, stats = 0.0, dict[str, Stat]()
-        inputs = [(tokens[i].group, tokens[i].prompt, tokens[i].completion) for i in rows]
-        for part in split(inputs, self.budget, whole_groups=objective.whole_groups):
-            index = [rows[i] for i in part]
+        total, stats = torch.zeros((), dtype=torch.float64), dict[str, Stat]()
+        parts = self._mine(tokens, rows, objective.whole_groups)
+        for k, (index, real) in enumerate(parts):
             micro = batch.rows(index)
-            outputs, width = self._forward(micro, [tokens[i] for i in index], entropy=True)
-            loss = objective(outputs, narrow(micro, width))
-            self.scaler.scale(loss.value).backward()
-            total += float(loss.value.detach())
-            merge(stats, loss.metrics)
-        return total, stats
+            with nullcontext() if k == len(parts) - 1 else without_sync(self.module):
+                outputs, width = self._forward(self.module, micro, [tokens[i] for i in index], entropy=True)
+                loss = objective(outputs, narrow(micro, width))
+                weight = self.ranks.scale if real else 0.0
+                self.scaler.scale(loss.value if weight == 1 else loss.value * weight).backward()
+            if real:
+                total += loss.value.detach().cpu().double()
+                merge(stats, loss.metrics)
+        everyones: Stats = {}
+        for fresh in self.ranks.gather(stats):
+            merge(everyones, fresh)
+        return float(self.ranks.total(total)), everyones
 
-    def _forward(self, batch: Batch, tokens: Sequence[Tokens], *, entropy: bool) -> tuple[Outputs, int]:
+    def _forward(self, module: nn.Module, batch: Batch, tokens: Sequence[Tokens], *, entropy: bool) -> tuple[Outputs, int]:
         """Log-probs of the given rows; the returned width is the longest of them, never the whole batch's padding."""
         width = max((len(t.completion) for t in tokens), default=0)
         packed = pack([(t.group, t.prompt, t.completion) for t in tokens], batch.mask_NT[:, :width])
-        return self.policy(packed, self.temperature, entropy=entropy), width
+        return module(packed, self.temperature, entropy=entropy), width
 
     def _halve(self, problem: BaseException) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -299,7 +327,7 @@ class Trainer:
             "torch_rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         }
         moments = {
-            f"{key}/{name}": value
+            f"{key}/{name}": whole(value).cpu()
             for name, p in zip(self.names, self.parameters, strict=True)
             for key, value in self.optimizer.state.get(p, {}).items()
         }
@@ -317,7 +345,7 @@ class Trainer:
         self.optimizer.state.clear()
         for key, value in load_tensors(files["optimizer/state.safetensors"]).items():
             kind, name = key.split("/", 1)
-            self.optimizer.state[by_name[name]][kind] = value.to(by_name[name].device) if kind != "step" else value
+            self.optimizer.state[by_name[name]][kind] = laid_out(by_name[name], value) if kind != "step" else value
         state = json.loads(files["trainer.json"])
         self.updates, self.budget = state["updates"], state["budget"]
         self.bad_in_a_row, self.bad_total, self.skipped_in_a_row = state["bad"]
