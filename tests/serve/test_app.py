@@ -7,12 +7,16 @@ import math
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import openai
 import pytest
 from served import Served
 
+from policyloop.errors import NotFound
+from policyloop.serve import ServeSettings
+from policyloop.serve.service import Service
 from policyloop.store import open_store
 
 CHAT = "/v1/chat/completions"
@@ -33,6 +37,16 @@ def test_openai_client_chats(client: openai.OpenAI) -> None:
         assert all(token.logprob <= 0 for token in choice.logprobs.content)
         assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
     assert reply.version == reply.system_fingerprint
+
+
+def test_a_version_of_the_store_is_asked_for_with_and_without_its_number() -> None:
+    served = SimpleNamespace(models=lambda: {"arith@3": "arith@4", "arith": "other@1", "words@2": "words@2"})
+    service = Service(cast(Any, served), cast(Any, None), ServeSettings())
+    said = {"arith@3": "arith@3", "arith@4": "arith@3", "arith": "arith", "words@2": "words@2", "words": "words@2"}
+    assert {asked: service.model(asked) for asked in said} == said
+    for asked in ("other", "words@1", "word", ""):
+        with pytest.raises(NotFound, match="no model"):
+            service.model(asked)
 
 
 def test_openai_client_streams_what_it_would_have_got_whole(client: openai.OpenAI) -> None:

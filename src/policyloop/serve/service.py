@@ -191,12 +191,17 @@ class Service:
         return Running(self, ready, key, request.url.path, model, session, began)
 
     def model(self, asked: str | None) -> str:
-        """The served name for what a request calls its model. Errors: NotFound."""
+        """The served name for what a request calls its model: `arith@3` is asked for as arith@3 or as arith, which is what a
+        gateway's clients call it. Errors: NotFound.
+        """
         models = self.backend.models()
         if asked is None:
             return next(iter(models))
         for name, version in models.items():
             if asked in (name, version):
+                return name
+        for name in models:
+            if "@" in name and asked == name.partition("@")[0]:
                 return name
         raise NotFound(f"no model {printable(asked)}", ", ".join(models), "model")
 
