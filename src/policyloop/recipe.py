@@ -287,6 +287,12 @@ def _check_run(recipe: Recipe) -> None:
         "evaluation.every: 1 or more",
         "evaluation.every",
     )
+    need(
+        recipe.store is None or recipe.store.export is None or recipe.rl_strategy.head != "scalar",
+        "store.export is set and a reward model is trained, which gives no answers to compare",
+        "store.export: null",
+        "store.export",
+    )
     need(len(recipe.rewards.terms) > 0, "rewards.terms is empty", "at least one reward", "rewards.terms")
 
 

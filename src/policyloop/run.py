@@ -32,6 +32,8 @@ from policyloop.engine import ENGINES, Engine, EngineSpec
 from policyloop.errors import BadInput, Interrupted, Problem
 from policyloop.evaluation.evaluate import Evaluation, evaluate
 from policyloop.evaluation.pairs import PairEvaluation, evaluate_pairs
+from policyloop.export.bundle import export
+from policyloop.export.origin import origin_of
 from policyloop.hooks import (
     Agree,
     Console,
@@ -65,7 +67,7 @@ from policyloop.training.checkpoint import Checkpoints
 from policyloop.training.exporter import Exporter
 from policyloop.training.folder import RunFolder
 from policyloop.training.ranks import LedScorer, Ranks, SharedEngine, joined
-from policyloop.training.register import into_store, sources
+from policyloop.training.register import Bundler, into_store, sources
 from policyloop.training.remote_critic import RemoteCritic
 from policyloop.training.sources import PairSource, SupervisedSource
 from policyloop.training.trainer import Trainer
@@ -329,9 +331,24 @@ def _start(
     if isinstance(parts.policy, RewardModel):
         save_reward_model(parts, parts.policy, folder, progress, say)
     if recipe.store is not None and ranks.leader:
-        into_store(recipe.store, folder, say)
+        into_store(recipe.store, folder, say, bundler(parts, say))
     ranks.meet()
     return Run(folder.path, parts, progress)
+
+
+def bundler(parts: Parts, say: Say) -> Bundler | None:
+    """Where `store.export` asks for it: what is registered is no checkpoint but a bundle, asked the same questions as the checkpoint."""
+    recipe = parts.recipe
+    if recipe.store is None or recipe.store.export is None:
+        return None
+    settings = dataclasses.replace(recipe.export, format=recipe.store.export)
+
+    def write(policy: Path, to: Path) -> None:
+        origin, _ = origin_of(policy, settings.parity.prompts, seed=recipe.evaluation.seed, task=parts.task)
+        for line in export(str(policy), to, settings, origin, say=say).lines():
+            say(line)
+
+    return write
 
 
 def back_to(checkpoints: Checkpoints, step: int, parts: Parts, source: Source, judge: Evaluate) -> Progress:

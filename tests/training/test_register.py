@@ -119,6 +119,57 @@ def test_a_run_ends_and_is_registered_when_the_target_is_reached(tmp_path: Path)
         load({"model": {"base_model_path": "tiny"}, "evaluation": {"target": 0.5}})
 
 
+def exported(place: Path, *overrides: str, **store: Any) -> Any:
+    small = ["export.parity.prompts=3", "export.parity.max_new_tokens=6"]
+    return load(tree_of(recipe(place, name="answers", **store)), [*small, "training.steps=1", *overrides])
+
+
+def test_what_is_registered_can_be_a_bundle_that_passed_its_parity_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICYLOOP_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("POLICYLOOP_CACHE", str(tmp_path / "cache"))
+    said: list[str] = []
+    start(exported(tmp_path, export="merged"), tmp_path / "run", say=said.append)
+    store = open_store(str(tmp_path / "store"))
+    (version,) = store.versions("answers")
+    assert version.kind == "full" and version.checks["parity"]["passed"] and "parity holds" in said
+    plain = register(store, tmp_path / "run", name="plain")  # the same checkpoint as it is
+    assert (version.lineage, version.evaluation) == (plain.lineage, plain.evaluation)
+    assert version.serving["parser"]["task"] == "tiny_arithmetic" and store.state("answers").candidate == 1
+    assert not list((tmp_path / "run").glob(".export.*"))
+    with open_model("answers@candidate") as opened:
+        assert opened.version == "answers@1"
+
+
+def test_a_bundle_beyond_its_limits_is_registered_and_not_promotable(tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = exported(tmp_path, "export.parity.max_kl=0", "export.parity.max_logprob=0", export="int4")
+    start(settings, tmp_path / "run", say=said.append)
+    store = open_store(str(tmp_path / "store"))
+    (version,) = store.versions("answers")
+    assert version.failed_checks() == ["parity"] and store.state("answers").candidate is None
+    assert "answers@1 may not be promoted, and no alias points at it: it did not pass parity" in said
+    with pytest.raises(No, match="did not pass parity"):
+        promote(store, version, by="ann", reason="hurry", report={"verdict": "SHIP"})
+
+
+def test_a_reward_model_has_no_bundle() -> None:
+    with pytest.raises(BadInput, match=r"store\.export is set and a reward model is trained"):
+        load(Path(__file__).parents[2] / "recipes/tiny-reward-model.yaml", ["store.export=int8"])
+
+
+def test_an_export_that_fails_leaves_the_run_whole(place: Path, tmp_path: Path) -> None:
+    def broken(policy: Path, to: Path) -> None:
+        raise BadInput("torchao is not installed", "pip install", "the installation")
+
+    run, said, settings = place / "runs/first", list[str](), recipe(tmp_path, name="answers", export="int8").store
+    with pytest.raises(BadInput, match="torchao"):
+        into_store(settings, RunFolder(run), said.append, broken)
+    best = Checkpoints(run / "checkpoints").best()
+    assert best is not None
+    later = f"policyloop export {best.path / 'policy'} --format int8 --register answers --store {tmp_path / 'store'}"
+    assert said == [f"the run is whole; to register it later: {later}"] and open_store(str(tmp_path / "store")).names() == []
+
+
 def test_without_the_table_nothing_is_registered() -> None:
     assert load({"model": {"base_model_path": "tiny"}}).store is None
     assert load({"model": {"base_model_path": "tiny"}, "store": {}}).store is not None

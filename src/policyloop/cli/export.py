@@ -35,7 +35,9 @@ def export(
     from policyloop.export.bundle import export as exported
     from policyloop.export.upload import upload
     from policyloop.models.catalogue import resolve
+    from policyloop.store import actor, open_store
     from policyloop.store.backend import is_remote
+    from policyloop.training.register import publish_bundle
 
     if to is None and register is None:
         raise BadInput("export without a place", "--to FOLDER or URI, --register NAME, or both", "--to")
@@ -51,7 +53,7 @@ def export(
                 upload(folder, to, force=force, say=say)
             print(f"wrote {to}")
         if register is not None:
-            print(f"registered {_register(folder, made.manifest, register, store)}")
+            print(f"registered {publish_bundle(open_store(store), folder, register, by=actor(), reason=f'export of {model}')}")
     return int(Exit.DONE if made.promotable else Exit.NO)
 
 
@@ -72,19 +74,3 @@ def _settings(path: Path, task: str | None, overrides: list[str], say: Any) -> t
     for note in notes:
         say(f"note: {note}")
     return recipe.export, origin
-
-
-def _register(folder: Path, manifest: Any, name: str, uri: str | None) -> Any:
-    from policyloop.store import actor, open_store
-
-    return open_store(uri).publish(
-        name,
-        {f["path"]: folder / f["path"] for f in manifest["files"]},
-        kind=manifest["kind"],
-        base=manifest["base"],
-        lineage=manifest["lineage"],
-        evaluation=manifest["evaluation"],
-        serving=manifest["serving"],
-        checks=manifest["checks"],
-        by=actor(),
-    )

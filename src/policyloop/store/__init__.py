@@ -80,13 +80,16 @@ class StoreSettings:
     """Where a finished run goes. The table is optional: without it nothing is registered.
 
     uri: a folder, s3://bucket/prefix, gs:// or az://; null = POLICYLOOP_STORE, else `store`. name: the model's name there; null = the
-    run's. register: which checkpoint becomes a version at the end, by the evaluation metric. alias: also point this alias at it.
+    run's. register: which checkpoint becomes a version at the end, by the evaluation metric. export: what is registered; null = the
+    checkpoint as it is, else a bundle of this format with its parity check (`export.parity`); beyond its limits the version is there,
+    may not be promoted, and no alias moves. alias: also point this alias at it.
     hook: `package.module:function` called with store and version afterwards (it may promote). keep: retention after registering.
     """
 
     uri: str | None = None
     name: str | None = None
     register: Literal["best", "last", "none"] = "best"
+    export: Literal["merged", "int8", "int4", "gguf"] | None = None
     alias: str | None = "candidate"
     hook: str | None = None
     keep: Keep | None = field(default_factory=Keep)

@@ -2,7 +2,7 @@
 
     models/<name>/versions/<n>/manifest.json =
     {schema, name, number, id = sha256(files + lineage), kind, base, files [{path, size, sha256, role}], lineage {run, config, data, parent,
-     reward_models, code, step, seed}, evaluation {suite: {metric, value, n, interval}}, serving {template, eos_ids, sampling, parser,
+     reward_models, code, step, seed}, evaluation {suite: {metric: {value, n, interval}}}, serving {template, eos_ids, sampling, parser,
      golden}, checks {name: {passed, ...}}, created {at, by, nonce}}
 
 Example:

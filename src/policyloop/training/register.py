@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from policyloop.types import Prompt
 NOT_SERVED = ("reference.safetensors",)  # the KL anchor: needed to resume, not to answer
 FIGURES = ("accuracy", "length_mean", "truncated_frac", "tokens_per_correct", "margin", "calibration_error", "kendall_tau_b")
 REWARD_MODEL = "reward_model"  # folder of a run that trained one
+Bundler = Callable[
+    [Path, Path], object
+]  # (a checkpoint's policy, a new folder): writes the bundle there. Export lies above this room
 
 
 def sources(train: Iterable[Prompt], held_out: Iterable[Prompt], task: str, base: Path, model: str) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def register(
         raise NotFound(f"{run} is no run", "a folder with manifest.json and checkpoints/", "the run")
     config = folder.manifest()["config"]
     chosen = _chosen(run, "last" if store.shelf == "reward_models" else which, config)
-    lineage, given = _lineage(folder, chosen.step), config["model"]["base_model_path"]
+    lineage, given = lineage_of(folder, chosen.step), config["model"]["base_model_path"]
     base = _base_name(given, lineage["parent"])
     trained = run / REWARD_MODEL if store.shelf == "reward_models" else None
     files = _files(run, chosen, base, trained)
@@ -73,7 +77,7 @@ def register(
         kind="reward_model" if trained is not None else "lora" if lora else "full",
         base={"model": base or given} if lora else None,
         lineage=lineage,
-        evaluation=_evaluation(folder, chosen.step, config),
+        evaluation=evaluation_of(folder, chosen.step),
         checks=checks,
         type=type,
     )
@@ -104,7 +108,7 @@ def bring_in(
     if not folder.is_dir():
         raise NotFound(f"{folder} does not exist", "a folder with a model", "the folder")
     if (folder / LAST).exists():
-        return _bundle(store, folder, name or folder.name, by, reason)
+        return publish_bundle(store, folder, name or folder.name, by=by, reason=reason or f"from {folder}", type="imported")
     names = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
     if not any(n.endswith((".safetensors", ".gguf")) for n in names):
         pickles = [n for n in names if n.endswith(UNSAFE)]
@@ -123,8 +127,10 @@ def bring_in(
     )
 
 
-def _bundle(store: Store, folder: Path, name: str, by: str | None, reason: str) -> Version:
-    """What `export` wrote: its manifest's lineage, figures and checks come along, unless its files are not those any more."""
+def publish_bundle(
+    store: Store, folder: Path, name: str, *, by: str | None = None, reason: str = "", type: str = "registered"
+) -> Version:
+    """What `export` wrote: its manifest's lineage, figures and checks come along. Errors: BadInput; StoreError where a file was changed since."""
     try:
         manifest = json.loads((folder / LAST).read_text(encoding="utf-8"))
         files = {str(entry["path"]): folder / str(entry["path"]) for entry in manifest["files"]}
@@ -143,22 +149,34 @@ def _bundle(store: Store, folder: Path, name: str, by: str | None, reason: str) 
         raise BadInput(
             f"{folder / LAST} is no bundle's manifest ({problem})", "a folder that `export` wrote", str(folder)
         ) from problem
-    return store.publish(name, files, by=by, reason=reason or f"from {folder}", kind=kind, base=base, type="imported", **fields)
+    return store.publish(name, files, by=by, reason=reason, kind=kind, base=base, type=type, **fields)
 
 
-def into_store(settings: StoreSettings, folder: RunFolder, say: Callable[[str], None]) -> Version | None:
-    """A finished run's checkpoint becomes a version, the alias points at it, the hook is called, retention has a look.
+def into_store(
+    settings: StoreSettings, folder: RunFolder, say: Callable[[str], None], bundle: Bundler | None = None
+) -> Version | None:
+    """A finished run's checkpoint (with `bundle`: what that makes of it) becomes a version, the alias points at it unless a check did not
+    pass, the hook is called, retention has a look.
 
     Errors: StoreError (the run itself is whole, and how to register it later is said)."""
     if settings.register == "none":
         return None
     shelf: Shelf = "reward_models" if (folder.path / REWARD_MODEL).is_dir() else "models"
     store, name = open_store(settings.uri, shelf), settings.name or folder.path.name
+    later = f"policyloop models import {folder.path} --name {name}"
     try:
-        version = register(store, folder.path, name=name, which=settings.register)
+        if bundle is None or settings.export is None:
+            version = register(store, folder.path, name=name, which=settings.register)
+        else:
+            chosen = _chosen(folder.path, settings.register, folder.manifest()["config"])
+            later = f"policyloop export {chosen.path / 'policy'} --format {settings.export} --register {name} --store {store.uri}"
+            version = _bundled(store, folder, chosen, name, bundle)
         folder.event("register", int(version.lineage["step"]), version=str(version), store=store.uri)
         say(f"registered {version} in {store.uri}")
-        if settings.alias is not None and store.state(name).after.aliases.get(settings.alias) != version.number:
+        failed = version.failed_checks()
+        if failed:
+            say(f"{version} may not be promoted, and no alias points at it: it did not pass {', '.join(failed)}")
+        elif settings.alias is not None and store.state(name).after.aliases.get(settings.alias) != version.number:
             set_alias(store, version, settings.alias, by=actor(), reason=f"{settings.register} of {folder.path.name}")
         if settings.hook is not None:
             imported(settings.hook)(store, version)
@@ -168,9 +186,15 @@ def into_store(settings: StoreSettings, folder: RunFolder, say: Callable[[str], 
             for number in swept.announced:
                 say(f"{name}@{number} is out of retention")
     except Problem as problem:
-        say(f"the run is whole; to register it later: policyloop models import {folder.path} --name {name}")
+        say(f"the run is whole; to register it later: {later}")
         raise problem from None
     return version
+
+
+def _bundled(store: Store, folder: RunFolder, chosen: Checkpoint, name: str, bundle: Bundler) -> Version:
+    with tempfile.TemporaryDirectory(prefix=".export.", dir=folder.path) as work:  # beside the run: models may not fit into /tmp
+        bundle(chosen.path / "policy", Path(work) / "bundle")
+        return publish_bundle(store, Path(work) / "bundle", name, reason=f"step {chosen.step} of {folder.path.name}")
 
 
 def imported(path: str) -> Callable[..., object]:
@@ -220,7 +244,8 @@ def _base_name(given: str, parent: str) -> str | None:
     return None if "://" in given or Path(given).expanduser().exists() else given
 
 
-def _lineage(folder: RunFolder, step: int) -> dict[str, Any]:
+def lineage_of(folder: RunFolder, step: int) -> dict[str, Any]:
+    """Where the checkpoint of this step comes from, as every version and every bundle of it says."""
     manifest = folder.manifest()
     config = manifest["config"]
     learnt = next((row for row in folder.rows("events.jsonl") if row["kind"] == "sources"), {})
@@ -238,7 +263,7 @@ def _lineage(folder: RunFolder, step: int) -> dict[str, Any]:
     }
 
 
-def _evaluation(folder: RunFolder, step: int, config: Mapping[str, Any]) -> dict[str, Any]:
+def evaluation_of(folder: RunFolder, step: int) -> dict[str, Any]:
     """The held-out figures of this step: {suite: {metric: {value, n, interval}}}."""
     rows = [r for r in folder.rows("events.jsonl") if r["kind"] == "evaluation" and r["step"] == step]
     if not rows:
@@ -249,4 +274,4 @@ def _evaluation(folder: RunFolder, step: int, config: Mapping[str, Any]) -> dict
         "n": found.get("n"),
         "interval": [found[f"{name}_low"], found[f"{name}_high"]] if f"{name}_low" in found else None,
     }
-    return {str(config["data"]["task"]): {name: of(name) for name in FIGURES if found.get(name) is not None}}
+    return {str(folder.manifest()["config"]["data"]["task"]): {name: of(name) for name in FIGURES if found.get(name) is not None}}
