@@ -81,3 +81,8 @@ def test_the_verb_prints_lines_or_json_and_its_exit_code_says_whether_something_
 
 def test_a_line_says_verdict_what_was_found_and_the_fix() -> None:
     assert Check("disk", "fail", "0.1 GB free", "free some space").line() == "fail  disk: 0.1 GB free; fix: free some space"
+
+
+def test_a_folder_without_a_run_is_named_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("runs/nothing") == 2
+    assert "policyloop: runs/nothing holds no run" in capsys.readouterr().err

@@ -43,7 +43,8 @@ def _checks(what: str | None, recipe: Path | None) -> list[Check]:
     from policyloop.evaluation.report_data import read_run
 
     path = Path(what.removeprefix("run://"))
-    return [*diagnose(read_run(path if path.exists() or path.is_absolute() else Path("runs") / path)), *about]
+    named = Path("runs") / path
+    return [*diagnose(read_run(named if named.exists() and not path.exists() else path)), *about]
 
 
 def of_recipe(path: Path) -> list[Check]:
