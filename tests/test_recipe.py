@@ -156,7 +156,6 @@ def test_the_plan_says_which_passes_a_step_needs() -> None:
         ({"rewards": [{"a.py:f": [1]}]}, "a.py:f = [1]"),
         ({"rollout": {"engine": "vlm"}}, "one of builtin, scripted"),
         ({"rollout": {"top_p": 0}}, "rollout.top_p = 0.0: allowed is above 0 and at most 1"),
-        ({"rollout": {"save": True}}, "rollout.save = True"),
         ({"rollout": {"max_lag": 1}}, "rollout.max_lag = 1"),
         ({"training": {"resources": {"gpus": 8}}}, "training.resources.gpus = 8"),
         ({"training": {"resources": {"gpus": 0}, "device": "cuda"}}, "gpus = 0 and training.device = cuda"),

@@ -208,7 +208,6 @@ LIMITS: dict[str, tuple[tuple[Bound, float], ...]] = {
 
 # settled names whose other values come with later versions: refused, so that nothing is accepted and ignored
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "rollout.save": ((False,), "false: this version keeps `samples/` only"),
     "rollout.max_lag": ((0,), "0: this version samples and trains in turn"),
     "training.resources.gpus": ((None, 0, 1), "null, 0 or 1: a process has one; for several, start several (docs/scale.md)"),
 }
@@ -281,6 +280,8 @@ def _check_run(recipe: Recipe) -> None:
         "evaluation.every",
     )
     _check_health(recipe)
+    if r.replay is not None:
+        _check_replay(recipe)
     need(
         e.target is None or e.every > 0,
         "evaluation.target is set and nothing is evaluated during training",
@@ -294,6 +295,29 @@ def _check_run(recipe: Recipe) -> None:
         "store.export",
     )
     need(len(recipe.rewards.terms) > 0, "rewards.terms is empty", "at least one reward", "rewards.terms")
+
+
+def _check_replay(recipe: Recipe) -> None:
+    """Recorded answers are another policy's, and nothing is sampled."""
+    r, a = recipe.rollout, recipe.rl_strategy
+    given = f"rollout.replay = {r.replay}"
+    need(
+        isinstance(a, PolicyGradient),
+        f"{given} and {type(a).__name__}",
+        "an algorithm that learns from scored answers",
+        "rollout.replay",
+    )
+    where = "rl_strategy.correction"
+    need(
+        getattr(a, "correction", None) is not None,
+        f"{given} without {where}",
+        "a correction, such as importance: {}, since another policy gave these answers",
+        where,
+    )
+    batches = getattr(getattr(a, "filter", None), "batches", 1)
+    need(batches == 1, f"{given} and batches = {batches}", "1: nothing is sampled on", "rl_strategy.filter.drop_constant.batches")
+    need(not r.save, f"{given} and rollout.save", "one of the two: these answers are kept already", "rollout.save")
+    need(r.allocation is None, f"{given} and rollout.allocation", "one of the two: nothing is sampled", "rollout.allocation")
 
 
 def _check_health(recipe: Recipe) -> None:
@@ -411,7 +435,9 @@ def plan(recipe: Recipe, prompts: int, ranks: int = 1) -> Plan:
         ranks=ranks,
         steps=steps,
         updates=updates,
-        tokens_per_step=None if a.supervised else per_step * a.group_size * recipe.rollout.max_new_tokens,
+        tokens_per_step=None
+        if a.supervised or recipe.rollout.replay is not None
+        else per_step * a.group_size * recipe.rollout.max_new_tokens,
         lr=t.lr if t.lr is not None else (3e-5 if recipe.model.lora is not None else 1e-6),
         passes=passes(recipe),
         graph=graph(a),
@@ -456,7 +482,7 @@ def sizes(t: TrainingSettings, group: int, updates: int, ranks: int) -> tuple[in
 def passes(recipe: Recipe) -> tuple[str, ...]:
     """Which forwards a step needs, derived from the parts."""
     a = recipe.rl_strategy
-    found = [] if a.supervised else ["sampling"]
+    found = [] if a.supervised or recipe.rollout.replay is not None else ["sampling"]
     found += ["old log-probs"] if a.needs_old(a.updates_per_rollout) else []
     free = " (adapter off)" if recipe.model.lora is not None else " (a second copy)"
     found += [f"reference{free}"] if a.needs_reference else []

@@ -61,6 +61,7 @@ from policyloop.monitor.trackers import open_trackers
 from policyloop.recipe import Plan, Recipe, device_of, plan, tree_of
 from policyloop.rewards.scorer import Scorer
 from policyloop.rollout.cursor import Draw
+from policyloop.rollout.replay import Recorded, ReplaySource, encode, read
 from policyloop.rollout.source import RolloutSource, Source
 from policyloop.tasks import Task, load_task
 from policyloop.training.checkpoint import Checkpoints
@@ -125,8 +126,13 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None, rank
     for note in task.notes:
         say(f"data: {note}")
     prompts = task.train()
-    planned = plan(recipe, len(prompts), ranks.world)
-    scorer = Scorer.from_settings(recipe.rewards, grade=task.grade, prompts=prompts, max_new_tokens=recipe.rollout.max_new_tokens)
+    recorded = recorded_of(recipe, task, say)
+    planned = plan(recipe, len(prompts if recorded is None else recorded.groups), ranks.world)
+    judged_on = prompts if recorded is None or recorded.judged else [g.prompt for g in recorded.groups]
+    scorer = Scorer.from_settings(
+        recipe.rewards, grade=task.grade, prompts=judged_on, max_new_tokens=recipe.rollout.max_new_tokens
+    )
+    judge = scorer if ranks.world == 1 else LedScorer(scorer, ranks)
     path = resolve(recipe.model.base_model_path)
     renderer = load_renderer(path, recipe.model.template)
     for note in renderer.notes:
@@ -154,13 +160,15 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None, rank
         source = PairSource(prompts, renderer, per_step=size, seed=seed)
     elif recipe.rl_strategy.supervised:
         source = SupervisedSource(prompts, renderer, per_step=size, seed=seed)
+    elif recorded is not None:
+        source = ReplaySource(recorded, judge, per_step=size, seed=seed)
     else:
         params, dynamic = sampling(recipe), dynamic_of(recipe)
         source = RolloutSource(
             prompts,
             engine,
             renderer,
-            scorer if ranks.world == 1 else LedScorer(scorer, ranks),
+            judge,
             params,
             per_step=size,
             seed=seed,
@@ -169,6 +177,18 @@ def assemble(recipe: Recipe, name: str, say: Say, task: Task | None = None, rank
             grade=task.grade,
         )
     return Parts(recipe, planned, policy, renderer, engine, task, source, trainer)
+
+
+def recorded_of(recipe: Recipe, task: Task, say: Say) -> Recorded | None:
+    """The answers that `rollout.replay` names."""
+    if recipe.rollout.replay is None:
+        return None
+    found = read(Path(recipe.rollout.replay).expanduser(), {p.id for p in task.held_out(recipe.evaluation.seed)})
+    answers = sum(len(g.completions) for g in found.groups)
+    kept = "with the values of the file" if found.judged else "scored again"
+    left = f"; {found.left_out} without token ids and log-probs are left out" if found.left_out else ""
+    say(f"replay: {answers:,} recorded answers to {len(found.groups):,} prompts, {kept}{left}")
+    return found
 
 
 def policy_of(recipe: Recipe) -> PolicyModel:
@@ -487,6 +507,10 @@ def hooks_of(
         if every and step.progress.step % every == 0:
             parts.policy.sync_reference()
 
+    def rollouts(step: Step) -> None:
+        if folder.writes:
+            folder.rollouts(step.progress.step, encode(step.groups, dataclasses.asdict(sampling(recipe)), folder.path.name))
+
     def export(step: Step) -> None:
         exporter.observe(step.metrics)
         if save.saved == step.progress.step:
@@ -495,6 +519,7 @@ def hooks_of(
     return [
         Agree(save.signals.ranks, save.signals),
         judge,
+        *([rollouts] if recipe.rollout.save else []),
         samples,
         group_figures,
         health.measure,
@@ -552,7 +577,10 @@ def before_the_first_step(
     """What it learns from; the untouched model, held out; then whether the training prompts give any signal at all. `known`: measured already."""
     recipe, task = parts.recipe, parts.task
     held_out, base = task.held_out(recipe.evaluation.seed), resolve(recipe.model.base_model_path)
-    learnt = sources(task.train(), held_out, recipe.data.task, base, recipe.model.base_model_path)
+    train = {g.prompt.id: g.prompt for g in parts.source.groups.values()} if isinstance(parts.source, ReplaySource) else None
+    learnt = sources(
+        task.train() if train is None else train.values(), held_out, recipe.data.task, base, recipe.model.base_model_path
+    )
     folder.event("sources", 0, **learnt)
     if parts.source.wants_weights:
         parts.source.publish(parts.trainer.weights(f"{folder.path.name}#0"))

@@ -29,7 +29,9 @@ def _gauge(unit: str, help: str) -> Metric:
 METRICS: dict[str, Metric] = {
     "step": Metric("counter", "steps", "rollouts trained on so far"),
     "epoch": _gauge("epochs", "epoch of the first prompt of this step"),
-    "policy_version_lag": _gauge("versions", "versions between the sampler and the weights that were updated"),
+    "policy_version_lag": _gauge(
+        "versions", "versions between the sampler and the weights that were updated; null where answers are replayed: not known"
+    ),
     # rewards and groups
     "reward/mean": _gauge("reward", "mean shaped reward of scored completions"),
     "reward/std": _gauge("reward", "its standard deviation"),

@@ -22,7 +22,8 @@ class RolloutSettings:
     temperature, top_p, top_k, min_p: sampling; keep the last three off in training, else the sampled distribution is not the policy's.
     max_new_tokens: limit per completion, in tokens. stop: extra stop strings.
     max_lag: policy versions a completion may be behind; this version knows 0 only.
-    save: keep every completion, so that it can be trained on again; this version knows false only.
+    save: keep every answer a step trains on, `rollouts/<step>.parquet` in the run folder, so that it can be trained on again.
+    replay: nothing is sampled for training, the answers come from such files: a folder or file of `save`, or an `offpolicy.parquet`.
     samples: write `samples/` (completions with reward components) at every n-th step; 0 = never.
     allocation: which prompts come next and how many completions each; null = all in turn, group_size each.
     explain_every: at every n-th step the first group's log-probs after the update are stored as well (the report's group picture).
@@ -39,6 +40,7 @@ class RolloutSettings:
     stop: tuple[str, ...] = ()
     max_lag: int = 0
     save: bool = False
+    replay: str | None = None
     samples: int = 1
     explain_every: int = 5
     allocation: AllocationSettings | None = None

@@ -1,8 +1,8 @@
 """The run folder: where a run writes down what it does, so that a kill at any moment loses nothing that was said to be saved.
 
-    config.yaml  manifest.json  metrics.jsonl  samples/<step:08d>.jsonl  events.jsonl  checkpoints/  report.html
+    config.yaml  manifest.json  metrics.jsonl  samples/<step:08d>.jsonl  rollouts/<step:08d>.parquet  events.jsonl  checkpoints/  report.html
 
-Lines are appended and fsynced one by one; `cut` takes metrics, samples and step-bound events back to a checkpoint's step, and drops a
+Lines are appended and fsynced one by one; `cut` takes metrics, samples, rollouts and step-bound events back to a checkpoint's step, and drops a
 half-written last line.
 
 Example:
@@ -89,6 +89,11 @@ class RunFolder:
         lines = "".join(json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
         replace_durably(self.path / "samples" / f"{step:08d}.jsonl", lines.encode("utf-8", "surrogatepass"))
 
+    def rollouts(self, step: int, data: bytes) -> None:
+        """One step's answers as Parquet (`rollout.save`)."""
+        (self.path / "rollouts").mkdir(exist_ok=True)
+        replace_durably(self.path / "rollouts" / f"{step:08d}.parquet", data)
+
     def rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Lines of metrics.jsonl or events.jsonl; a half-written last line is not a line."""
         path = self.path / name
@@ -101,7 +106,7 @@ class RunFolder:
                 yield row
 
     def cut(self, step: int) -> None:
-        """Back to `step`: later metrics, samples and events go, so that a resumed run writes them as if nothing had happened."""
+        """Back to `step`: later metrics, samples, rollouts and events go, so that a resumed run writes them as if nothing had happened."""
         if not self.writes:
             return
         for name in ("metrics.jsonl", "events.jsonl"):
@@ -109,11 +114,12 @@ class RunFolder:
             if (self.path / name).exists():
                 data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
                 replace_durably(self.path / name, data.encode())
-        for path in (self.path / "samples").glob("*.jsonl"):
-            if int(path.stem) > step:
-                path.unlink()
-        if (self.path / "samples").exists():
-            fsync_folder(self.path / "samples")
+        for kept_in in (self.path / "samples", self.path / "rollouts"):
+            for path in kept_in.glob("[0-9]*"):
+                if int(path.stem) > step:
+                    path.unlink()
+            if kept_in.exists():
+                fsync_folder(kept_in)
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
