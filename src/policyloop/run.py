@@ -305,7 +305,12 @@ def _start(
     like: Path | None,
 ) -> Run:
     ranks = signals.ranks
-    parts = assemble(recipe, folder.path.name, say, task, ranks)
+    try:
+        parts = assemble(recipe, folder.path.name, say, task, ranks)
+    except Problem:
+        if not resuming:
+            folder.discard()  # nothing was begun: the mended recipe may use the same folder
+        raise
     for line in parts.plan.lines():
         say(line)
     parts.trainer.on_bad = dump_bad(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policyloop.errors import BadInput, Conflict
+from policyloop.errors import BadInput, Conflict, Problem
 from policyloop.training.folder import RunFolder
 
 
@@ -49,3 +49,24 @@ def test_one_writer(folder: RunFolder) -> None:
     folder.unlock()
     other.lock()
     other.unlock()
+
+
+def test_a_run_that_could_not_begin_leaves_nothing_and_the_mended_recipe_may_use_its_name(tmp_path: Path) -> None:
+    from policyloop.cli.show import RECIPES
+    from policyloop.recipe import load
+    from policyloop.run import start
+
+    changes = ["training.steps=1", "evaluation.every=0"]
+    with pytest.raises(Problem):
+        start(load(RECIPES / "tiny-sft.yaml", [*changes, "data.task=nowhere.jsonl"]), tmp_path / "run", say=lambda line: None)
+    assert not (tmp_path / "run").exists()
+    start(load(RECIPES / "tiny-sft.yaml", changes), tmp_path / "run", say=lambda line: None)
+    assert (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_what_was_in_the_folder_before_stays(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, {})
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    folder.unlock()
+    folder.discard()
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes.txt"]

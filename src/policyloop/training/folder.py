@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fcntl
 import json
@@ -63,6 +64,14 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def discard(self) -> None:
+        """A run that could not begin leaves nothing; what else lies in the folder stays."""
+        if self.writes:
+            for name in ("manifest.json", "config.yaml", ".lock"):
+                (self.path / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty: it is not ours alone
+                self.path.rmdir()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
