@@ -624,7 +624,11 @@ def signal_of(source: RolloutSource, prompts: int) -> dict[str, Any]:
     """Answers to the first training prompts, scored as in training: the `signal_check` event."""
     n = min(prompts, len(source.cursor.prompts))
     draws = [Draw(f"signal/{d.uid}", d.prompt, d.epoch) for d in source.cursor.peek(n)]
-    groups, _ = source.scorer.score(source.sample(draws, source.params))
+    before = source.scorer.state()
+    try:
+        groups, _ = source.scorer.score(source.sample(draws, source.params))
+    finally:
+        source.scorer.load(before)  # a look is no step: running statistics must not count it, once or, after a kill here, twice
     values = [[s.value for s in g.scores if s.value is not None] for g in groups]
     metrics = [[s.metric for s in g.scores if s.metric is not None] for g in groups]
     if source.params.n == 1:  # one answer a prompt is compared with those to other prompts

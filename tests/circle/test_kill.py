@@ -93,6 +93,12 @@ def test_a_kill_at_some_boundaries(tmp_path: Path, undisturbed: Any) -> None:
         assert killed_then_resumed(tmp_path / str(at) / "run", at) == undisturbed, f"boundary {at} of {total}"
 
 
+def test_the_look_before_the_first_step_leaves_no_trace(tmp_path: Path, undisturbed: Any) -> None:
+    """Else a kill during it would count twice what running statistics saw."""
+    H.run(tmp_path / "run", **{"training.signal_check": "null"})
+    assert H.outcome(tmp_path / "run") == undisturbed
+
+
 @pytest.mark.slow
 def test_a_kill_at_every_boundary(tmp_path: Path, undisturbed: Any) -> None:
     for at in range(count_boundaries(tmp_path / "count" / "run")):

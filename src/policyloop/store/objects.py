@@ -10,6 +10,7 @@ Example:
 from __future__ import annotations
 
 import datetime as dt
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from policyloop.store.backend import CHUNK, Stat, read_if_there, store_error
 from policyloop.store.keys import client_options, config_for
 
 CONFLICTS = 6  # times a create is sent again while others are under way
-QUOTA = ("quota", "insufficientstorage", "507", "no space", "toomanybuckets", "entitytoolarge")
+QUOTA = ("quota", "insufficientstorage", "no space", "toomanybuckets", "entitytoolarge")
 PERMISSION = (
     "accessdenied",
     "access denied",
@@ -129,7 +130,7 @@ class Objects:
 def fault_of(problem: Exception) -> StoreFault:
     """What kind of failure a storage client reports; where its class does not say, its text does."""
     text = str(problem).casefold()
-    if any(word in text for word in QUOTA):
+    if any(word in text for word in QUOTA) or re.search(r"\b507\b", text):  # a status, not a part of a port
         return "quota"
     if isinstance(problem, (PermissionDeniedError, UnauthenticatedError, PermissionError)) or any(w in text for w in PERMISSION):
         return "permission"
