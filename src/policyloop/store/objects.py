@@ -129,8 +129,8 @@ class Objects:
 
 def fault_of(problem: Exception) -> StoreFault:
     """What kind of failure a storage client reports; where its class does not say, its text does."""
-    text = str(problem).casefold()
-    if any(word in text for word in QUOTA) or re.search(r"\b507\b", text):  # a status, not a part of a port
+    text = re.sub(r"(?<=[\w\]]):\d+", "", str(problem).casefold())  # a port such as 40301 is no status
+    if any(word in text for word in QUOTA) or "507" in text:
         return "quota"
     if isinstance(problem, (PermissionDeniedError, UnauthenticatedError, PermissionError)) or any(w in text for w in PERMISSION):
         return "permission"
