@@ -88,14 +88,20 @@ def load(settings: DataSettings, seed: int) -> JsonlTask:
     """Rows from `data.path`; held-out rows from `data.eval`, from the folder's own test files, or cut off."""
     if settings.options:
         raise BadInput(f"data.options = {dict(settings.options)}", "no options for task jsonl", "data.options")
+    train, held_out, where = splits(settings, "rows")
+    return JsonlTask.from_records(train, held_out, settings, where)
+
+
+def splits(settings: DataSettings, rows: str) -> tuple[list[Record], list[Record] | None, str]:
+    """(training records, held-out records or None where a share is to be cut off, the path). Errors: BadInput without a path."""
     if settings.path is None:
-        raise BadInput("data.path is missing", "a file or folder of rows", "data.path")
+        raise BadInput("data.path is missing", f"a file or folder of {rows}", "data.path")
     held_out = None
     if settings.eval is not None:
         held_out = read_split(settings.eval, "test")
     elif is_folder(settings.path) and settings.held_out_share is None and split_files(settings.path, "test", required=False):
         held_out = read_split(settings.path, "test")
-    return JsonlTask.from_records(read_split(settings.path, "train"), held_out, settings, settings.path)
+    return read_split(settings.path, "train"), held_out, settings.path
 
 
 def separate(

@@ -24,11 +24,10 @@ from typing import Any
 from policyloop.errors import BadInput
 from policyloop.tasks import DataSettings
 from policyloop.tasks.columns import KNOWN, Columns, as_messages, choose, names_of
-from policyloop.tasks.files import is_folder
 from policyloop.tasks.framing import Framing
 from policyloop.tasks.items import Item, cut, shuffled
-from policyloop.tasks.jsonl import separate
-from policyloop.tasks.reading import NumberText, OnFault, Record, kind, literal, read_split, split_files, stop
+from policyloop.tasks.jsonl import separate, splits
+from policyloop.tasks.reading import NumberText, OnFault, Record, kind, literal, stop
 from policyloop.types import Completion, Message, Prompt
 
 HELD_OUT_SHARE = 0.1
@@ -113,14 +112,8 @@ def load(settings: DataSettings, seed: int) -> PreferenceTask:
         raise BadInput(
             f"data.grader = {settings.grader} with task preference", "auto: pairs are compared, not graded", "data.grader"
         )
-    if settings.path is None:
-        raise BadInput("data.path is missing", "a file or folder of (prompt, chosen, rejected) rows", "data.path")
-    held_out = None
-    if settings.eval is not None:
-        held_out = read_split(settings.eval, "test")
-    elif is_folder(settings.path) and settings.held_out_share is None and split_files(settings.path, "test", required=False):
-        held_out = read_split(settings.path, "test")
-    return PreferenceTask.from_records(read_split(settings.path, "train"), held_out, settings, settings.path)
+    train, held_out, where = splits(settings, "(prompt, chosen, rejected) rows")
+    return PreferenceTask.from_records(train, held_out, settings, where)
 
 
 # --- one row ----------------------------------------------------------------------------------------------------------------
